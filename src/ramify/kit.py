@@ -145,39 +145,82 @@ class Verbs(App):
         self.group_arguments, self.group_parameters = ARGUMENTS, OPTIONS
         self.help_format = "plaintext"
 
-    def verb(self, name: str = "", settings: Any = None, more: Any = None, epilogue: Any = None) -> Callable[[F], F]:
+    def verb(
+        self, name: str = "", settings: Any = None, more: Any = None, epilogue: Any = None, keeps: str = ""
+    ) -> Callable[[F], F]:
         """Register a function as the verb ``name`` (by default its own name).
 
-        ``settings`` is a :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more``
-        returns further options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns
-        what help says last.
+        A function that returns a :class:`ramify.render.result.Result` gets ``--json``: the result is printed, and its exit code
+        is the verb's. ``keeps`` names the parameter with the run that keeps the result, where it is a run. ``settings``
+        is a :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more`` returns
+        further options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns what help
+        says last.
         """
 
         def register(function: F) -> F:
             called = name or function.__name__.strip("_").replace("_", "-")
             app = Verbs(called, help=unwrapped(inspect.getdoc(function) or ""), sort_key=len(self._commands))
-            app.default_command = Verb(function, settings, more, epilogue)
+            app.default_command = Verb(function, settings, more, epilogue, f"{self.name[0]} {called}", keeps)
             self.command(app)
             return function
 
         return register
 
-    def itself(self, settings: Any = None, more: Any = None, epilogue: Any = None) -> Callable[[F], F]:
+    def study(
+        self, name: str = "", settings: Any = None, plan: Callable[..., Any] | None = None, unit: str = ""
+    ) -> Callable[[F], F]:
+        """Register a function as the verb ``name`` that does long work in a run, ``out``, and continues it when called again.
+
+        The function's parameters are those of :meth:`verb`, ``bar`` (a :class:`ramify.base.progress.Progress`, which counts in
+        ``unit``) and ``out``; it returns a Result, which the run keeps. Here stand once: ``--json``; ``--dry-run``, which prints
+        the settings and what ``plan`` says of the same arguments (name -> at most; those of them that it names) and does nothing;
+        progress; and Ctrl-C, which says that the same command continues."""
+
+        def register(function: F) -> F:
+            called = name or function.__name__.strip("_").replace("_", "-")
+            app = Verbs(called, help=f"{unwrapped(inspect.getdoc(function) or '')}\n\n{CONTINUES}", sort_key=len(self._commands))
+            app.default_command = StudyVerb(function, settings, f"{self.name[0]} {called}", plan, unit)
+            self.command(app)
+            return function
+
+        return register
+
+    def itself(self, settings: Any = None, more: Any = None, epilogue: Any = None, keeps: str = "") -> Callable[[F], F]:
         """Register the function that is called where no further verb is named, as :meth:`verb` does."""
 
         def register(function: F) -> F:
-            self.default_command = Verb(function, settings, more, epilogue)
+            self.default_command = Verb(function, settings, more, epilogue, self.name[0], keeps)
             self.help = unwrapped(inspect.getdoc(function) or "")
             return function
 
         return register
 
 
+JSON, DRY = "as_json", "dry_run"
+CONTINUES = "The same command continues what was interrupted."
+
+
+def keep(source: Path, maker: str, result: Any) -> str:
+    """Keep a Result in the run that ``source`` is or names, where it replaces an earlier one of ``maker``; nowhere where it is no
+    run. Returns why it could not be kept, else ""."""
+    from ramify.render.result import to_data
+    from ramify.trace import sources
+    from ramify.trace.node import KeptResult
+
+    return sources.keep(source, [KeptResult(maker, result.to_json(), to_data(result.sections()))])
+
+
 class Verb:
     """A function as the parser sees it: its parameters, a parameter for each setting, and ``--config``."""
 
-    def __init__(self, function: Callable[..., Any], settings: Any, more: Any, epilogue: Any) -> None:
+    UNSEEN = frozenset[str]()
+    """Parameters of the function that nobody gives."""
+
+    def __init__(
+        self, function: Callable[..., Any], settings: Any, more: Any, epilogue: Any, maker: str = "", keeps: str = ""
+    ) -> None:
         self.function, self._settings, self.more, self.epilogue = function, settings, more, epilogue
+        self.maker, self.keeps = maker, keeps
         self.__doc__, self.__name__, self.__module__ = function.__doc__, function.__name__, function.__module__
         self._keys: dict[str, str] = {}
         self._made: dict[bool, list[inspect.Parameter]] = {}
@@ -202,24 +245,59 @@ class Verb:
         return self._made[everything]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Resolve the settings, and call the function."""
+        """Resolve the settings, call the function, and print and keep the result that it returns."""
         given = self.__signature__.bind(*args, **kwargs).arguments
         options = {key: given.pop(name) for name, key in self._keys.items() if given.get(name) is not None}
+        as_json = bool(given.pop(JSON, False))
+        settings, first = self.settings(), []
         if self.more is not None:
-            return self.function(more=options, **given)
-        settings = self.settings()
-        if settings is None:
-            return self.function(**given)
-        from ramify.base.config import load
+            given["more"] = options
+        elif settings is not None:
+            from ramify.base.config import load
 
-        return self.function(load(settings, given.pop("config", None) or (), options), **given)
+            first = [load(settings, given.pop("config", None) or (), options)]
+        if not self.returns():
+            own = {JSON: as_json} if JSON in inspect.signature(self.function).parameters else {}
+            return self.function(*first, **own, **given)
+        from ramify.render.terminal import quiet
+
+        with quiet(as_json):
+            return self.conclude(self.work(first, given), given, as_json)
+
+    def returns(self) -> bool:
+        """Whether the function returns a Result, which is printed here."""
+        from ramify.render.result import Result
+
+        made = _hints(self.function, self.settings()).get("return")
+        return any(isinstance(one, type) and issubclass(one, Result) for one in (made, *get_args(made)))
+
+    def work(self, first: list[Any], given: dict[str, Any]) -> Any:
+        """The function's result."""
+        return self.function(*first, **given)
+
+    def conclude(self, result: Any, given: dict[str, Any], as_json: bool) -> int:
+        """Print the result, keep it in its run, and return its exit code."""
+        from ramify.render.result import Planned
+        from ramify.render.terminal import say, show
+
+        show(result, as_json)
+        run = given.get(self.keeps)
+        if run is not None and not isinstance(result, Planned) and (lost := keep(Path(run), self.maker, result)):
+            say(f"warning: {lost}")
+        code: int = result.exit_code
+        return code
+
+    def switches(self) -> list[tuple[str, Any]]:
+        """Switches that the function need not declare."""
+        return [(JSON, Json)] if self.returns() else []
 
     def _parameters(self) -> Iterator[inspect.Parameter]:
         settings, names = self.settings(), list(inspect.signature(self.function).parameters)
-        hints = get_type_hints(self.function, None, {settings.__name__: settings} if settings else None, include_extras=True)
+        hints = _hints(self.function, settings)
         own = inspect.signature(self.function).parameters
-        skipped = {names[0]} if settings else {"more"} if self.more else set()
+        skipped = self.UNSEEN | ({names[0]} if settings else {"more"} if self.more else set())
         made = [_parameter(own[name], hints[name]) for name in names if name not in skipped]
+        made += [_switch(name, hint) for name, hint in self.switches() if name not in names]
         if settings is not None:
             made.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Files))
         yield from sorted(made, key=lambda parameter: parameter.kind)
@@ -229,6 +307,48 @@ class Verb:
                 name = "set__" + key.replace(".", "__").replace("-", "_")
                 self._keys[name] = key
                 yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, mark])
+
+
+class StudyVerb(Verb):
+    """See :meth:`Verbs.study`."""
+
+    UNSEEN = frozenset({"bar"})
+
+    def __init__(self, function: Callable[..., Any], settings: Any, maker: str, plan: Any, unit: str) -> None:
+        super().__init__(function, settings, None, None, maker, "out")
+        self.plan, self.unit = plan, unit
+        self.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{CONTINUES}"
+
+    def switches(self) -> list[tuple[str, Any]]:
+        """``--dry-run`` and ``--json``."""
+        return [(DRY, DryRun), *super().switches()]
+
+    def work(self, first: list[Any], given: dict[str, Any]) -> Any:
+        """What the work found, or with --dry-run what it would take."""
+        from ramify.render.result import Planned
+        from ramify.render.terminal import progress
+
+        own = list(inspect.signature(self.function).parameters.values())[len(first) :]
+        for one in own:
+            if one.name not in self.UNSEEN:
+                given.setdefault(one.name, one.default)
+        if given.pop(DRY, False):
+            known = inspect.signature(self.plan).parameters if self.plan else {}
+            named = {name: value for name, value in given.items() if name in known}
+            settings = first[0].to_json() if first else {name: str(value) for name, value in given.items()}
+            return Planned(settings, self.plan(*first, **named) if self.plan else {})
+        kept = f"what is done is kept in {given['out']}: the same command continues"
+        with progress(self.maker, 0, self.unit, kept=kept) as bar:
+            return self.function(*first, bar=bar, **given)
+
+
+def _hints(function: Callable[..., Any], settings: Any) -> dict[str, Any]:
+    return get_type_hints(function, None, {settings.__name__: settings} if settings else None, include_extras=True)
+
+
+def _switch(name: str, hint: Any) -> inspect.Parameter:
+    own = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False)
+    return _parameter(own, hint)
 
 
 def _flag(name: str) -> str:

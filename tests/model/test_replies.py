@@ -14,7 +14,7 @@ from faulty_server import GOOD, MODEL, REPLIES, FaultyServer, chat, completion, 
 import ramify
 from ramify.engine.checkpoints import model_folder
 from ramify.env.protocol import Observation, Task, TaskSet
-from ramify.integrations.tools import Result, ToolEpisode, refusal
+from ramify.integrations.tools import ToolEpisode, ToolReply, refusal
 from ramify.model import http as http_module
 from ramify.model.address import EndpointLimits
 from ramify.model.endpoint import HttpModel
@@ -161,8 +161,8 @@ class _Desk(ToolEpisode):
     def __init__(self) -> None:
         super().__init__(self._look, list(Desk.tools), "", 4, None, {})
 
-    def _look(self, name: str, arguments: Any) -> Result:
-        return Result(f"seen {arguments}") if name == "look" else refusal(f"no tool '{name}'")
+    def _look(self, name: str, arguments: Any) -> ToolReply:
+        return ToolReply(f"seen {arguments}") if name == "look" else refusal(f"no tool '{name}'")
 
     def reset(self, task: Task, seed: int) -> Observation:
         return self.begin(task)

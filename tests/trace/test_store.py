@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -288,9 +290,14 @@ def test_folders_that_are_no_run(tmp_path: Path) -> None:
 def test_damage_inside_is_named(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         grow(run, 2000)
-    content = bytearray((tmp_path / "run" / "run.sqlite").read_bytes())
-    content[8192:-8192] = bytes(len(content) - 16384)
-    (tmp_path / "run" / "run.sqlite").write_bytes(content)
+    file = tmp_path / "run" / "run.sqlite"
+    with closing(sqlite3.connect(file)) as db:
+        ((page, size),) = db.execute(
+            "SELECT rootpage, (SELECT page_size FROM pragma_page_size) FROM sqlite_master WHERE name = 'nodes'"
+        )
+    content = bytearray(file.read_bytes())
+    content[(page - 1) * size : page * size] = bytes(size)
+    file.write_bytes(content)
     with Run.open(tmp_path / "run") as run, pytest.raises(RamifyError, match=r"cannot read .*run\.sqlite"):
         run.tree("t")
 
@@ -410,3 +417,27 @@ def test_findings_are_replaced_by_who_made_them(run: Run) -> None:
     score = run.scores()[0]
     run.erase_judge(next(iter(score.judges.values())))
     assert len(run.findings()) == 2
+
+
+def test_a_step_of_the_journal_is_done_once(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def make() -> tuple[Span, list[Node]]:
+        calls.append("made")
+        return Span("n", 1, 2), [make_node("t", None, 0, "user", "hello")]
+
+    async def awaited() -> tuple[Span, list[Node]]:
+        return make()
+
+    with Run.create(tmp_path / "run", {}) as run:
+        run.add_tree("t", {})
+        assert run.once("step", "1", Span, make) == run.once("step", "1", Span, make) == Span("n", 1, 2)
+        assert asyncio.run(run.once_awaited("step", "1", Span, awaited)) == Span("n", 1, 2)
+    with Run.open(tmp_path / "run", write=True) as run:
+        assert run.once("step", "1", Span, make) == Span("n", 1, 2)
+        assert len(run) == 1
+        assert asyncio.run(run.once_awaited("step", "2", Span, awaited)) == Span("n", 1, 2)
+        run.log("step", "odd", {"node": "n", "start": "far", "end": 2})
+        with pytest.raises(UserError, match=r"step 'odd': 'start' must be a valid integer, not 'far'"):
+            run.once("step", "odd", Span, make)
+    assert calls == ["made", "made"]

@@ -23,7 +23,7 @@ TASKS, ATTEMPTS, HORIZON = 16, 8, 60
 
 
 @dataclass(frozen=True)
-class Grid:
+class GridWorld:
     """P key-door tasks on one empty grid: pick up the key, then reach the goal.
     A state is a cell, plus ``cells`` with the key."""
 
@@ -34,7 +34,7 @@ class Grid:
     """(cells, 4) cell after each move; a move into the border stays."""
 
     @classmethod
-    def sample(cls, rng: np.random.Generator, tasks: int, side: int) -> Grid:
+    def sample(cls, rng: np.random.Generator, tasks: int, side: int) -> GridWorld:
         """Start, key and goal of every task are three different random cells."""
         places = np.argsort(rng.random((tasks, side * side)), axis=1)[:, :3]
         row, column = np.divmod(np.arange(side * side), side)
@@ -71,7 +71,7 @@ class PaddedWalks:
 
 
 def walk(
-    grid: Grid,
+    grid: GridWorld,
     policy: np.ndarray,
     rng: np.random.Generator,
     slip: float,
@@ -106,7 +106,7 @@ def walk(
 
 
 def grow(
-    grid: Grid, policy: np.ndarray, rng: np.random.Generator, slip: float, roots: int, branches: int, pick: str
+    grid: GridWorld, policy: np.ndarray, rng: np.random.Generator, slip: float, roots: int, branches: int, pick: str
 ) -> PaddedWalks:
     """A rollout tree per task: ``roots`` walks, then ``branches`` that rewind to a step of an earlier one and continue from
     there.
@@ -165,7 +165,7 @@ def train(
     others. ``pick``: sample trees of 4 roots and ``branches`` instead of 8 flat attempts, each physical step trained once.
     """
     rng = generator(seed, "key-door", side, tasks)
-    grid = Grid.sample(rng, tasks, side)
+    grid = GridWorld.sample(rng, tasks, side)
     logits = np.zeros((tasks, grid.states, 4))
     rule = CreditConfig(success_reward=REWARD, **config)
     curve = []
@@ -195,7 +195,7 @@ def visit_errors(seed: int, pick: str, branches: int, trees: int = 10, updates: 
     The truth is what flat sampling would give: V over 512 attempts per task of the same half-trained policy.
     """
     rng = generator(seed, "visits", pick)
-    grid = Grid.sample(rng, TASKS, 7)
+    grid = GridWorld.sample(rng, TASKS, 7)
     logits = np.zeros((TASKS, grid.states, 4))
     rule = CreditConfig(success_reward=REWARD)
     for _ in range(updates):
@@ -254,7 +254,7 @@ def variances(seed: int, tasks: int) -> dict[str, float]:
 def single_gap(seed: int) -> float:
     """Largest difference between GiGPO and the node term on own returns, over the steps of one batch: must be exactly 0."""
     rng = generator(seed, "single")
-    grid = Grid.sample(rng, TASKS, 7)
+    grid = GridWorld.sample(rng, TASKS, 7)
     r = walk(grid, np.full((TASKS, grid.states, 4), 0.25), rng, 0.1, ATTEMPTS).rows()
     table = (r["task"], r["attempt"], r["step"], r["state"], r["reward"])
     own = credit(*table, config=CreditConfig(rule="ep+nc", value="single"))["A"]

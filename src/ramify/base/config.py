@@ -292,7 +292,7 @@ def _sentence(cls: type[Config], error: ErrorDetails, sources: Mapping[str, str]
             return f"the configuration{f' {where}' if where else ''} lacks '{key}'"
         help_text = next((one.help for one in describe(cls) if one.name == key), "")
         return f"--{key.replace('_', '-')} is missing{inline(help_text)}; set it here or in a --config file"
-    reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else _lower(error["msg"])
+    reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else lowered(error["msg"])
     if not key:
         return reason if not isinstance(sources, str) or not sources else f"{sources}: {reason}"
     given = repr(error["input"])
@@ -311,6 +311,7 @@ def _within(key: str, source: str) -> bool:
     return key == source or key.startswith(source + ".") or source.startswith(key + ".")
 
 
-def _lower(message: str) -> str:
+def lowered(message: str) -> str:
+    """pydantic's message as the end of a sentence."""
     message = message.removeprefix("Input ").removesuffix(".").split(", unable to parse")[0].replace("should", "must", 1)
     return re.sub(r"a valid dictionary.*", "a table", message.replace("a valid string", "text"))

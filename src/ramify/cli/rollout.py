@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from ramify.base.progress import Progress
 from ramify.base.words import plural
 from ramify.cli.improve import kept, next_run
 from ramify.kit import DryRun, Json, Verbs, option
-from ramify.render.terminal import emit, progress, short, table
+from ramify.render.terminal import emit, progress, short, show, table
 
 if TYPE_CHECKING:
     from ramify.jobs.trees import TreeRolloutConfig
@@ -102,10 +103,8 @@ def summary(result: dict[str, Any]) -> str:
     rate = "-" if result["success"] is None else f"{result['success']:.1%}"
     solved = f"{result['solved']} of {result['tasks']}"
     if result["interval"] is None:
-        from ramify.methods.tree_rollouts.run import report_text
-
         text = table(["successes", "attempts", "tasks solved"], [(result["successes"], result["n"], solved)])
-        text += f"\n\n{report_text(result['trees'])}" if result["trees"] else ""
+        text += f"\n\n{result['trees']}" if result["trees"] else ""
     else:
         low, high = result["interval"]
         row = (rate, f"[{low:.1%}, {high:.1%}]", result["successes"], result["n"], solved)
@@ -148,7 +147,6 @@ def tree_run(
     """
     from ramify.base.config import check
     from ramify.jobs.trees import TreeCollection, TreeRolloutConfig
-    from ramify.methods.tree_rollouts.run import report_text
 
     given = {"env": env, "model": model, "tree_budget": budget, "allocate": allocate, "tasks": tasks, "count": count}
     given |= {"tree": {"rule": rule, "unit": unit, "parallel": 4}, "max_reply": max_reply, "seed": seed}
@@ -157,6 +155,5 @@ def tree_run(
     folder = run or next_run("trees")
     result = played(folder, as_json, lambda bar: collection.collect(folder, bar))
     if result["trees"] is not None:
-        record = result["trees"] | {"run": str(folder)}
-        emit(record, as_json, f"{report_text(result['trees'])}\n\nLook at them with `ramify show {folder} --web`.")
+        show(replace(result["trees"], run=str(folder)), as_json)
     ended(folder, result)

@@ -13,6 +13,7 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.words import plural
 from ramify.kit import Json, RunArgument, Verbs, find_run, option
+from ramify.render.result import from_data, to_data, to_text
 from ramify.render.sections import sections_of
 from ramify.render.terminal import emit, short, table
 from ramify.stats.intervals import wilson
@@ -135,9 +136,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
         if failed.reasons
         else None,
         "findings": [asdict(finding) for finding in run.findings()],
-        "sections": [
-            {"title": one.title, "head": list(one.head), "rows": one.cells, "left": one.left} for one in sections_of(run)
-        ],
+        "results": {maker: to_data(own) for maker, own in sections_of(run).items()},
         "credit": _credited(run),
         "trees": [tree.name for tree in run.trees()],
         "nodes": len(run),
@@ -247,9 +246,8 @@ def _text(record: dict[str, Any]) -> str:
         parts.append(f"{record['failed']['sentence']}. Failed attempts are not counted.")
     if record["findings"]:
         parts.append(_found(record["findings"]))
-    for one in record["sections"]:
-        cells = [[cell if len(cell) <= WIDEST else f"{cell[: WIDEST - 3]}..." for cell in row] for row in one["rows"][:MOST]]
-        parts.append(table(one["head"], cells, one["title"]))
+    for maker, data in record["results"].items():
+        parts.append(to_text(from_data(data, maker), MOST, WIDEST))
     if record["gain"]:
         low, high = record["gain"]["interval"]
         gain = 100 * record["gain"]["success"]

@@ -22,7 +22,7 @@ from ramify.base.secrets import redact
 from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, TaskSet, Volatile, read_task_set
 from ramify.env.tools import declared_name, effect_of, tool_json
 from ramify.integrations.spec import TaskList
-from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text, refusal
+from ramify.integrations.tools import Grade, ToolEpisode, ToolReply, as_text, refusal
 from ramify.rollout.components import find_environment
 from ramify.trace.message import write_call
 
@@ -76,7 +76,7 @@ class FunctionTool:
         names = tuple(parameter.name for parameter in parameters)
         return cls(name, function, tool_json(name, summary, schema), model, names, STATE in signature.parameters)
 
-    def run(self, arguments: Mapping[str, Any], state: Any) -> Result:
+    def run(self, arguments: Mapping[str, Any], state: Any) -> ToolReply:
         """Check the arguments and call the function. Whatever it raises becomes a result, except InfrastructureError."""
         import pydantic
 
@@ -86,11 +86,11 @@ class FunctionTool:
             return refusal(self._sentence(error.errors(include_url=False)[0]))
         given = {name: getattr(checked, f"p{i}") for i, name in enumerate(self._parameters)}
         try:
-            return Result(as_text(self.function(**given, **({STATE: state} if self._stateful else {}))))
+            return ToolReply(as_text(self.function(**given, **({STATE: state} if self._stateful else {}))))
         except InfrastructureError:
             raise
         except (Exception, SystemExit) as error:  # a tool may raise anything; the agent gets the error
-            return Result(str(redact(f"error: {type(error).__name__}: {error}")), failed=True)
+            return ToolReply(str(redact(f"error: {type(error).__name__}: {error}")), failed=True)
 
     def _sentence(self, error: Mapping[str, Any]) -> str:
         where = ".".join(str(part) for part in error["loc"])
@@ -116,7 +116,7 @@ class FunctionEpisode(ToolEpisode):
         self._state = None if self._environment.state is None else self._environment.state(task)
         return self.begin(task)
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
+    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
         """Run the function of that name."""
         tool = self._environment.functions.get(name)
         if tool is None:

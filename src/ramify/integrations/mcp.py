@@ -32,7 +32,7 @@ from ramify.base.registry import register
 from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet, read_task_set
 from ramify.env.tools import describe, how_to_declare, read_effects, tool_json
 from ramify.integrations.spec import TaskList, import_package, value_of
-from ramify.integrations.tools import Grade, Result, ToolEpisode, names, refusal
+from ramify.integrations.tools import Grade, ToolEpisode, ToolReply, names, refusal
 from ramify.render.terminal import say
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ class McpEpisode(ToolEpisode):
         self._environment.known(self._server)
         return first
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
+    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
         """Have the server run the tool of that name."""
         if self._server is None:
             raise InfrastructureError("env", "step without a running episode")
@@ -254,9 +254,9 @@ class McpEpisode(ToolEpisode):
             return refusal(f"there is no tool '{name}' ({nearest(name, known)})")
         server = self._server
 
-        def run() -> Result:
+        def run() -> ToolReply:
             reply = server.call(name, arguments)
-            return Result("\n".join(map(_part, reply.content)), failed=bool(reply.is_error))
+            return ToolReply("\n".join(map(_part, reply.content)), failed=bool(reply.is_error))
 
         result = self.guarded(name, arguments, run)
         self._calls.append({"name": name, "arguments": dict(arguments), "text": result.text, "error": result.failed})

@@ -29,7 +29,7 @@ Grade = Callable[[Task, str, Any], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ToolReply:
     """What a tool call gave. ``refused``: the call itself was wrong; ``failed``: the tool was run and failed."""
 
     text: str
@@ -37,9 +37,9 @@ class Result:
     refused: bool = False
 
 
-def refusal(why: str) -> Result:
+def refusal(why: str) -> ToolReply:
     """The answer to a call that is wrong."""
-    return Result(cut(f"error: {why}"), refused=True)
+    return ToolReply(cut(f"error: {why}"), refused=True)
 
 
 def check_prompt(task: Task) -> str:
@@ -55,7 +55,7 @@ class ToolEpisode:
 
     def __init__(
         self,
-        call: Callable[[str, Mapping[str, Any]], Result],
+        call: Callable[[str, Mapping[str, Any]], ToolReply],
         tools: Tools,
         words: str,
         max_turns: int,
@@ -105,7 +105,7 @@ class ToolEpisode:
         self.gate.close()
         self.gate.leave()
 
-    def guarded(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Result]) -> Result:
+    def guarded(self, name: str, arguments: Mapping[str, Any], run: Callable[[], ToolReply]) -> ToolReply:
         """What a call of a tool that there is gives, by the gate. ``text`` is as it is shown."""
 
         def whole() -> dict[str, Any]:
@@ -114,7 +114,7 @@ class ToolEpisode:
 
         token = GATE.set(self.gate)
         try:
-            return Result(**self.gate.run(name, "", arguments, whole))
+            return ToolReply(**self.gate.run(name, "", arguments, whole))
         finally:
             GATE.reset(token)
 
@@ -184,7 +184,7 @@ class ToolEpisode:
 
 def _record(call: ToolCall, shown: Mapping[str, Any]) -> dict[str, Any]:
     """The record of a call (:data:`RUNS`), by what the agent was shown."""
-    result = json.dumps(asdict(Result(shown["text"], bool(shown.get("error")))))
+    result = json.dumps(asdict(ToolReply(shown["text"], bool(shown.get("error")))))
     return {"name": call.name, "arguments": dict(call.arguments), "how": "run", "result": result}
 
 

@@ -1,68 +1,37 @@
-"""What a method shows of its runs: sections of the report, the served pages and the terminal.
-
-A method's module ``views`` has ``sections(run)``; a run is a method's where its kind begins with the method's name.
-"""
+"""What a page and a summary show of the results of a run: those it keeps, and the live view of the method that made it."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ramify.base import registry
 from ramify.base.errors import UserError
+from ramify.render.result import Section, from_data
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
 
-MOST_ROWS = 100
-"""Rows of a table, and texts to unfold, of one section."""
+
+def sections_of(run: Run) -> dict[str, tuple[Section, ...]]:
+    """Sections by the verb they are of. A run of a method whose module ``views`` has ``sections(run)`` shows these, finished or
+    not. Raises UserError on a result that is none."""
+    made = {kept.maker: from_data(kept.sections, f"{run.folder}, the result of {kept.maker}") for kept in run.results()}
+    live = tuple(_live(run))
+    return {run.kind: live, **{maker: own for maker, own in made.items() if maker != run.kind}} if live else made
 
 
-@dataclass(frozen=True)
-class Section:
-    """A title, a sentence, a table, and texts to unfold. Every text is shown as it is, never as markup."""
-
-    title: str
-    says: str = ""
-    head: Sequence[str] = ()
-    rows: Sequence[Sequence[Any]] = ()
-    """Cells: texts, numbers, None for nothing."""
-    folded: Sequence[tuple[str, str]] = ()
-    """(title, text) of what a reader unfolds; not in the terminal."""
-
-    @property
-    def left(self) -> int:
-        """How many rows are not shown."""
-        return max(0, len(self.rows) - MOST_ROWS)
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """The rows that are shown, as texts."""
-        return [[shown(value) for value in row] for row in self.rows[:MOST_ROWS]]
-
-
-def shown(value: Any) -> str:
-    """A cell as text."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def sections_of(run: Run) -> list[Section]:
-    """What the method that made ``run`` shows of it; nothing where no method made it, or one without views."""
+def _live(run: Run) -> Iterable[Section]:
     slug, space, _ = run.kind.partition(" ")
     if not space:
-        return []
+        return ()
     try:
         package = registry.get("method", slug).__name__
     except UserError:
-        return []
+        return ()
     if importlib.util.find_spec(f"{package}.views") is None:
-        return []
-    made: list[Section] = importlib.import_module(f"{package}.views").sections(run)
-    return made
+        return ()
+    sections: Iterable[Section] = importlib.import_module(f"{package}.views").sections(run)
+    return sections

@@ -11,10 +11,14 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import InterruptedRunError
 from ramify.base.progress import SILENT, Progress
+from ramify.render.numbers import cell
+from ramify.render.result import Result, to_text
 
 # Escape sequences go whole, so that their parameters do not stay behind as text: CSI, then OSC/DCS/SOS/PM/APC up to their
 # terminator, then two-byte escapes. Both 7-bit (ESC x) and 8-bit (C1) forms.
@@ -37,11 +41,31 @@ def sanitize(text: str, flatten: bool = False) -> str:
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
 
 
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def quiet(as_json: bool) -> Iterator[None]:
+    """Inside, progress is shown only where the result is not printed as JSON."""
+    token = _quiet.set(as_json)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
+
+def show(result: Result, as_json: bool) -> None:
+    """Print what a verb found: its JSON, or the text of its sections; its caveats on standard error."""
+    emit(result.to_json() if as_json else {}, as_json, "" if as_json else to_text(result.sections()))
+    for caveat in result.caveats:
+        say(f"warning: {caveat}")
+
+
 def emit(result: dict[str, Any], as_json: bool, text: str) -> None:
     """Print ``result`` as one JSON line, or else ``text``, to standard output. Everything a verb reports goes through here."""
     if as_json:
         # ASCII only, so no character of a trace can act on the terminal; DEL is the one control JSON leaves as it is.
-        print(json.dumps(result, ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f"), flush=True)
+        print(json.dumps(codec.to_json(result), ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f"), flush=True)
     else:
         print(_printable(sanitize(text), sys.stdout), flush=True)
 
@@ -93,7 +117,8 @@ def _printable(text: str, stream: Any) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> str:
-    """A plain text table. Cells are sanitised and flattened to one line; columns that hold only numbers are set to the right.
+    """A plain text table. Cells are sanitised and flattened to one line; columns that hold only numbers are set to
+    the right.
 
     Floats are shown with 4 significant digits, None as a dash. Raises ValueError when a row's length differs from the header's.
     """
@@ -108,10 +133,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
 
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for i, name in enumerate(columns):
-        numbers = bool(rows) and all(row[i] is None or isinstance(row[i], int | float) for row in rows)
+        numbers = bool(rows) and all(_is_number(row[i]) for row in rows)
         grid.add_column(Text(sanitize(name, flatten=True)), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*(Text(sanitize(_cell(value), flatten=True)) for value in row))
+        grid.add_row(*(Text(sanitize(cell(value), flatten=True)) for value in row))
     out = StringIO()
     width = Console().width if sys.stdout.isatty() else 160
     page = Console(file=out, width=width, color_system=None, force_terminal=False)
@@ -121,10 +146,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+_NUMBER = re.compile(r"[-+−]?[\d.,]+(e[-+]?\d+)?%?|-|\[.*\]")
+
+
+def _is_number(value: object) -> bool:
+    """Whether a cell is a number, one that is written with its unit, or nothing."""
+    if isinstance(value, str):
+        return _NUMBER.fullmatch(value) is not None
+    return value is None or isinstance(value, int | float)
 
 
 LINES = 30.0
@@ -221,7 +250,7 @@ def progress(
     title: str,
     total: float = 0,
     unit: str = "",
-    as_json: bool = False,
+    as_json: bool | None = None,
     done: float = 0,
     kept: str | Callable[[], str] = "",
     clock: Callable[[], float] = time.monotonic,
@@ -229,12 +258,13 @@ def progress(
     """Show on standard error how far work is: its phase, done and whole in ``unit``, rate, time left,
     and a note such as its success.
 
-    In a terminal one live line; elsewhere a plain line every ``LINES`` seconds of ``clock`` at most; silent with ``as_json``. A
+    In a terminal one live line; elsewhere a plain line every ``LINES`` seconds of ``clock`` at most; silent with ``as_json``,
+    by default where the verb's result is printed as JSON. A
     ``total`` of 0 is not known yet. ``done`` is what an earlier, interrupted call did; it does not count towards the rate. Ctrl-C
     raises InterruptedRunError, which ends in ``kept``: what is kept, and how to continue; without it Ctrl-C stays what it is.
     """
     try:
-        with _shown(title, total, unit, as_json, done, clock) as bar:
+        with _shown(title, total, unit, _quiet.get() if as_json is None else as_json, done, clock) as bar:
             yield bar
     except KeyboardInterrupt:
         if not kept:

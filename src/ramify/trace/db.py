@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path as FilePath
@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 import ramify
-from ramify.base import notebook
+from ramify.base import codec, notebook
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import whole_file
 from ramify.base.ids import stable_hash
@@ -34,7 +34,18 @@ from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
 from ramify.trace.connect import BLOBS, FILE, UNSTORABLE, check, connect, holds_run, refuse_links, refused, remove, take_lock
 from ramify.trace.context import Shown, shown
-from ramify.trace.node import Annotation, Context, Finding, JournalEntry, Node, Provenance, Score, TokenValues, TreeInfo
+from ramify.trace.node import (
+    Annotation,
+    Context,
+    Finding,
+    JournalEntry,
+    KeptResult,
+    Node,
+    Provenance,
+    Score,
+    TokenValues,
+    TreeInfo,
+)
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
 
@@ -44,10 +55,11 @@ JUDGE = "judge of a slot"
 """What the journal calls an entry of :meth:`Run.replace_judge`."""
 _LISTED = "(SELECT value FROM json_each(?))"
 BATCH = 1000
-Record = Node | TokenValues | Annotation | Score | Finding | Context | Provenance
+Record = Node | TokenValues | Annotation | Score | Finding | KeptResult | Context | Provenance
 
 
-_R = TypeVar("_R", Node, TokenValues, Annotation, Score, Finding, Context, Provenance, TreeInfo, JournalEntry)
+T = TypeVar("T")
+_R = TypeVar("_R", Node, TokenValues, Annotation, Score, Finding, KeptResult, Context, Provenance, TreeInfo, JournalEntry)
 #: How each kind is read: its query, the column of its order of writing, and how a row becomes a record.
 _EACH: dict[type, tuple[str, str, Any]] = {
     Node: (schema.SELECT_NODE, "n.seq", schema.row_node),
@@ -55,6 +67,7 @@ _EACH: dict[type, tuple[str, str, Any]] = {
     Annotation: (schema.SELECT_ANNOTATION, "s.seq", schema.row_annotation),
     Score: (schema.SELECT_SCORE, "s.node, s.scorer, s.unit, j.judges", schema.row_score),
     Finding: (schema.SELECT_FINDING, "s.seq", schema.row_finding),
+    KeptResult: ("SELECT maker, result, sections FROM results s ", "s.seq", schema.row_result),
     Context: ("SELECT body, hash FROM contexts s ", "s.seq", schema.row_context),
     Provenance: ("SELECT body, hash FROM provenances s ", "s.seq", schema.row_provenance),
     TreeInfo: (
@@ -293,7 +306,7 @@ class Run:
 
     def add(self, *records: Record) -> None:
         """Add records. What is there already stays as it is; per-token values, an annotation, score or finding of the same maker
-        at the same position are replaced.
+        at the same position are replaced, and so is a kept result of the same maker.
 
         A node's tree, parent, context and provenance, and the node any other record points at, must have been added before.
         Raises UserError when one is missing, when lengths or offsets do not fit, or when a value cannot be stored; records before
@@ -316,6 +329,8 @@ class Run:
             elif isinstance(record, Finding):
                 target = (None, 0) if record.node is None else self._target(record.node, "finding", record.name)
                 self._write(schema.INSERT_FINDING, schema.finding_row(record, *target))
+            elif isinstance(record, KeptResult):
+                self._write(schema.INSERT_RESULT, schema.result_row(record))
             else:
                 table = "contexts" if isinstance(record, Context) else "provenances"
                 body = schema.to_json(record.to_json(), f"a record of {table}")
@@ -334,6 +349,29 @@ class Run:
         cursor = self._write("INSERT INTO journal VALUES (NULL,?,?,?) ON CONFLICT (kind, key) DO NOTHING", (kind, key, body))
         self._count(1)
         return cursor.rowcount > 0
+
+    def once(self, kind: str, key: str, of: type[T], make: Callable[[], tuple[T, Iterable[Record]]]) -> T:
+        """The journal as memo: what it holds as ``key`` of ``kind``, read as ``of``; else what ``make`` returns, which is
+        committed whole together with its records. Raises as :meth:`add`, and UserError where what is held is no ``of``."""
+        held = self._held(kind, key, of)
+        return self._make(kind, key, *make()) if held is None else held[0]
+
+    async def once_awaited(
+        self, kind: str, key: str, of: type[T], make: Callable[[], Awaitable[tuple[T, Iterable[Record]]]]
+    ) -> T:
+        """:meth:`once` of what must be awaited."""
+        held = self._held(kind, key, of)
+        return self._make(kind, key, *await make()) if held is None else held[0]
+
+    def _held(self, kind: str, key: str, of: type[T]) -> tuple[T] | None:
+        known = self.journal(kind, key)
+        return (codec.from_json(of, known[0].payload, f"{self.folder}, {kind} '{key}'"),) if known else None
+
+    def _make(self, kind: str, key: str, made: T, records: Iterable[Record]) -> T:
+        with self.transaction():
+            self.add(*records)
+            self.log(kind, key, codec.to_json(made))
+        return made
 
     def commit(self) -> None:
         """Make everything added so far durable, whole or not at all.
@@ -529,6 +567,10 @@ class Run:
     def findings(self, tree: str | None = None, maker: str | None = None, node: str | None = None) -> list[Finding]:
         """Findings that match all given conditions, in order of writing; with ``tree`` none that is about the whole run."""
         return self._matching(Finding, tree, {"s.maker": maker, "n.id": node})
+
+    def results(self, maker: str | None = None) -> list[KeptResult]:
+        """What verbs returned and the run keeps, in order of writing: of one ``maker`` or all."""
+        return self._matching(KeptResult, None, {"s.maker": maker})
 
     def scorers(self) -> list[tuple[str, str, bool]]:
         """(scorer, unit, whether a value was given) of every kind of score there is."""

@@ -1,8 +1,8 @@
 """A run as JSON lines and back, exactly.
 
 The JSON lines form is one object a line: first ``run`` (schema and config), then trees, provenances, contexts, blobs, nodes in
-order of writing, per-token values, annotations, scores, findings and the journal. Fields that have their default are left out.
-Floats that are no numbers are written as "nan", "inf" and "-inf".
+order of writing, per-token values, annotations, scores, findings, results and the journal. Fields that have their default are
+left out. Floats that are no numbers are written as "nan", "inf" and "-inf".
 Writing and reading take the memory of one line, not of the run."""
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ramify.trace.node import (
     Context,
     Finding,
     JournalEntry,
+    KeptResult,
     Node,
     Provenance,
     Score,
@@ -153,6 +154,8 @@ def _records(run: Run) -> Iterator[dict[str, Any]]:
         yield {"kind": "score", **dataclasses.asdict(score)}
     for finding in run.each(Finding):
         yield {"kind": "finding", **dataclasses.asdict(finding)}
+    for kept in run.each(KeptResult):
+        yield {"kind": "result", **dataclasses.asdict(kept)}
     for entry in run.each(JournalEntry):
         yield {"kind": "journal", "entry": entry.kind, "key": entry.key, "payload": entry.payload}
 
@@ -205,6 +208,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "values": {"node": str, "name": str, "maker": str, "values": list},
     "annotation": {"node": str, "offset": int, "name": str, "maker": str},
     "score": {"node": str, "scorer": str, "unit": str, "cost": dict, "judges": dict},
+    "result": {"maker": str, "result": dict, "sections": list},
     "finding": {"name": str, "maker": str, "why": str, "offset": int, "action": str, "unit": str, "identity": dict},
     "journal": {"entry": str, "key": str},
 }
@@ -217,6 +221,7 @@ _READERS: dict[str, Callable[[Run, dict[str, Any]], Any]] = {
     "values": lambda run, r: run.add(TokenValues(r["node"], r["name"], r["maker"], _unfloats(r["values"]))),
     "annotation": lambda run, r: run.add(Annotation(**r)),
     "score": lambda run, r: run.add(Score(**r)),
+    "result": lambda run, r: run.add(KeptResult(**r)),
     "finding": lambda run, r: run.add(Finding(**r)),
     "journal": lambda run, r: run.log(r["entry"], r["key"], r["payload"]),
 }

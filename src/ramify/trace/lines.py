@@ -7,11 +7,14 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.files import reason
 from ramify.trace.notes import BadRecordError, skipped
+
+T = TypeVar("T")
 
 #: A longer line is refused: parsing it would need several times its size of memory.
 MAX_LINE = 1 << 24
@@ -48,6 +51,14 @@ def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str,
                 yield number, record
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
+
+
+def read_rows(path: Path, of: type[T]) -> Iterator[T]:
+    """Each line as a record of type ``of`` (a dataclass, a named tuple); fields that it does not have are ignored.
+
+    Raises UserError as :func:`read_lines`, and where a line is no such record, naming file, line, field and what is wrong."""
+    for number, record in read_lines(path):
+        yield codec.from_json(of, record, f"{path}:{number}")
 
 
 def read_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -7,7 +7,7 @@ text; a node from a chat log has text only, and then its offsets count whole mes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -292,6 +292,18 @@ class Finding:
     """The numbers that explain it."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """What made it besides the verb: settings, models with their weights, judges."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResult:
+    """What a verb returned, as its run keeps it: a newer one of the same ``maker`` replaces it."""
+
+    maker: str
+    """The verb: ``graph-credit report``."""
+    result: Mapping[str, Any]
+    """Its fields."""
+    sections: Sequence[Any]
+    """What a reader sees of it, as :mod:`ramify.render.result` writes and reads them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,18 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.files import whole_file
 from ramify.base.ids import canonical_json
 from ramify.trace.db import Run
-from ramify.trace.node import Annotation, Context, Finding, JournalEntry, Node, Provenance, Score, TokenValues, TreeInfo
+from ramify.trace.node import (
+    Annotation,
+    Context,
+    Finding,
+    JournalEntry,
+    KeptResult,
+    Node,
+    Provenance,
+    Score,
+    TokenValues,
+    TreeInfo,
+)
 
 _GROUP = 4096
 _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
@@ -41,6 +52,7 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
         dict.fromkeys(("node", "name", "maker", "why", "action", "unit", "identity"), "str")
         | {"offset": "int", "value": "float", "evidence": "json"},
     ),
+    "results": (KeptResult, {"maker": "str", "result": "json", "sections": "json"}),
     "trees": (TreeInfo, dict.fromkeys(("name", "task", "group", "data"), "str")),
     "provenances": (
         Provenance,
@@ -52,7 +64,7 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
 
 
 def write_parquet(run: Run, path: Path, records: str = "nodes") -> int:
-    """Write the records of one kind (nodes, token_values, annotations, scores, findings, trees,
+    """Write the records of one kind (nodes, token_values, annotations, scores, findings, results, trees,
     provenances, contexts, journal), whole or not at all.
 
     Returns how many rows. Raises UserError on an unknown kind or when the file cannot be written.

@@ -19,7 +19,18 @@ import numpy as np
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
-from ramify.trace.node import Annotation, Context, Finding, Node, Provenance, Score, TokenValues, content_id, context_from_json
+from ramify.trace.node import (
+    Annotation,
+    Context,
+    Finding,
+    KeptResult,
+    Node,
+    Provenance,
+    Score,
+    TokenValues,
+    content_id,
+    context_from_json,
+)
 
 _T = TypeVar("_T")
 SCHEMA = 1
@@ -62,6 +73,8 @@ CREATE TABLE findings (
   seq INTEGER PRIMARY KEY, node INTEGER REFERENCES nodes (seq), offset INTEGER NOT NULL, name TEXT NOT NULL, maker TEXT NOT NULL,
   value REAL, unit TEXT NOT NULL, why TEXT NOT NULL, action TEXT NOT NULL, evidence TEXT NOT NULL, identity TEXT NOT NULL);
 CREATE UNIQUE INDEX findings_by_maker ON findings (maker, name, ifnull(node, 0), offset, why);
+CREATE TABLE results (
+  seq INTEGER PRIMARY KEY, maker TEXT NOT NULL UNIQUE, result TEXT NOT NULL, sections TEXT NOT NULL);
 CREATE TABLE journal (
   seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, payload TEXT NOT NULL, UNIQUE (kind, key));
 PRAGMA application_id = {APPLICATION_ID};
@@ -84,6 +97,11 @@ INSERT_FINDING = (
     "SET "
     "value = excluded.value, unit = excluded.unit, action = excluded.action, evidence = excluded.evidence, "
     "identity = excluded.identity"
+)
+
+INSERT_RESULT = (
+    "INSERT INTO results VALUES (NULL,?,?,?) ON CONFLICT (maker) DO UPDATE SET result = excluded.result, "
+    "sections = excluded.sections"
 )
 
 SELECT_NODE = (
@@ -319,6 +337,21 @@ def row_finding(row: tuple[Any, ...]) -> Finding:
     """A finding from a row of ``SELECT_FINDING``."""
     why, action = from_text(row[2]), from_text(row[5])
     return Finding(row[0], row[1], why, row[3], row[4], action, row[6], row[7], from_json(row[8]), from_object(row[9]))
+
+
+def result_row(kept: KeptResult) -> tuple[Any, ...]:
+    """The row of a kept result. Raises UserError where it is not JSON."""
+    what = f"the result of '{kept.maker}'"
+    return kept.maker, to_json(kept.result, what), to_json(list(kept.sections), what)
+
+
+@stored
+def row_result(row: tuple[Any, ...]) -> KeptResult:
+    """A kept result from its row. Raises RamifyError where its sections are no list."""
+    sections = from_json(row[2])
+    if not isinstance(sections, list):
+        raise TypeError(f"the sections of '{row[0]}' are no list")
+    return KeptResult(name(row[0]), from_object(row[1]), sections)
 
 
 @stored

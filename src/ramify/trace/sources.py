@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,8 +46,12 @@ def run_folder(source: Path) -> Path | None:
 
 
 def conclude(source: Path, maker: str, findings: Iterable[Finding], records: Iterable[Record] = ()) -> str:
-    """Keep the findings of the verb ``maker``, and other records of its,
-    in the run that ``source`` names; they replace its earlier ones.
+    """Keep the findings of the verb ``maker``, which replace its earlier ones, and other records of its, as :func:`keep`."""
+    return keep(source, records, lambda run: run.conclude(maker, findings))
+
+
+def keep(source: Path, records: Iterable[Record], also: Callable[[Run], None] = lambda run: None) -> str:
+    """Add ``records`` to the run that ``source`` names, and do what is ``also`` to be done, all or nothing.
 
     Nothing is kept of a file that is not a run. Returns why nothing could be kept (another process writes there, the disk is
     read-only), else an empty text."""
@@ -57,9 +61,9 @@ def conclude(source: Path, maker: str, findings: Iterable[Finding], records: Ite
     try:
         with Run.open(folder, write=True) as run, run.transaction():
             run.add(*records)
-            run.conclude(maker, findings)
+            also(run)
     except RamifyError as error:
-        return f"the findings are not stored in the run: {error}"
+        return f"what was found is not stored in the run: {error}"
     return ""
 
 

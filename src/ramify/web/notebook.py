@@ -11,6 +11,7 @@ from typing import Any
 
 from ramify.jobs.why import Why
 from ramify.render.escape import visible
+from ramify.render.result import Result, to_html
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep, tree_svg
 from ramify.rollout.attempts import Attempt
@@ -41,6 +42,11 @@ def _run(run: Run) -> str:
     if len(page) <= MOST_PAGE:
         return _cell(kind="run", page=page, name=pages.run_name(run))
     return _cell(kind="text", lines=[f"{pages.run_name(run)}: too large for a cell. Open it with `ramify show RUN --web`."])
+
+
+@shown.register
+def _result(result: Result) -> str:
+    return _cell(kind="result", result=to_html(result.sections()), lines=list(result.caveats))
 
 
 @shown.register

@@ -23,7 +23,8 @@ from ramify.jobs.curve import curves
 from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
 from ramify.render.escape import data_block, escape, visible
 from ramify.render.graphs import graph_svg
-from ramify.render.sections import MOST_ROWS, sections_of
+from ramify.render.result import to_html
+from ramify.render.sections import sections_of
 from ramify.render.svg import signed
 from ramify.render.terminal import short
 from ramify.render.trees import tree_svg
@@ -101,8 +102,7 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None, besid
         curves=_curves(every, arm),
         budget=_budget(own, evals),
         updates=_update_rows(own),
-        sections=sections_of(run),
-        most_folded=MOST_ROWS,
+        sections=[_markup(to_html(own, maker)) for maker, own in sections_of(run).items()],
         trees=trees,
         tasks=tasks,
         most_tasks=MOST_TASKS,
@@ -229,10 +229,10 @@ def node_html(run: Run, name: str) -> str:
     )
 
 
-def cell_html(picture: str = "", **values: Any) -> str:
-    """What a notebook's cell shows, for :mod:`ramify.web.notebook`; ``picture`` is our own SVG."""
+def cell_html(picture: str = "", result: str = "", **values: Any) -> str:
+    """What a notebook's cell shows, for :mod:`ramify.web.notebook`; ``picture`` is our own SVG, ``result`` our own HTML."""
     empty = dict.fromkeys(("headline", "lines", "head", "rows", "others", "diff", "command", "page", "name"), "")
-    return _templates().get_template("cell.html").render(picture=_markup(picture) if picture else "", **(empty | values))
+    return _templates().get_template("cell.html").render(picture=_markup(picture), result=_markup(result), **(empty | values))
 
 
 def message_html(title: str, text: str) -> str:

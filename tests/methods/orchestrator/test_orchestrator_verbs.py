@@ -17,6 +17,7 @@ from ramify.cli.main import main
 from ramify.methods.orchestrator.pool import read_pool_config
 from ramify.methods.orchestrator.router import TurnRouter
 from ramify.methods.orchestrator.table import headroom, read_table
+from ramify.render.result import Folded, Grid, Section
 from ramify.render.sections import sections_of
 from ramify.trace.db import Run
 from ramify.trace.message import Message
@@ -103,6 +104,10 @@ def test_a_router_chooses_specialists_and_is_read_back(made: Path, asked: Any) -
     assert [call["worker"] for call in excluded["calls"]] == ["turner"]
 
 
+def of_table(section: Section) -> Grid:
+    return next(part for part in section.parts if isinstance(part, Grid))
+
+
 def test_a_composers_workflow_and_who_saw_what(made: Path, asked: Any) -> None:
     found = asked("run", made / "pool.toml", "turn abcd", "--composer", f"{HERE}:planner", "--out", made / "conv2")
     assert check_composed(found, "turn abcd", ["adder", "turner"]) > 0
@@ -117,11 +122,11 @@ def test_a_composers_workflow_and_who_saw_what(made: Path, asked: Any) -> None:
     listed = asked("trace", made / "conv2")["traces"]
     assert listed[0]["usd"] == pytest.approx(found["usd"])
     with Run.open(made / "conv2") as run:
-        workers, routes = sections_of(run)
+        workers, routes = (of_table(one) for one in sections_of(run)[run.kind])
+        (told,) = [part.text for one in sections_of(run)[run.kind] for part in one.parts if isinstance(part, Folded)]
         page = report_html(run)
-    assert [row[:2] for row in workers.rows] == [["adder", 2], ["composer", 1], ["turner", 1]]
+    assert [row[:2] for row in workers.rows] == [("adder", 2), ("composer", 1), ("turner", 1)]
     assert routes.rows[0][2] == "composer → adder → turner → adder"
-    ((_, told),) = routes.folded
     assert told.count("saw user: turn abcd") >= 2
     assert "THE ANSWER" in told
     assert "who saw what" in page
@@ -159,7 +164,7 @@ def test_eval_asks_nobody_who_is_excluded(made: Path, asked: Any, tmp_path: Path
 
 def test_a_collection_shows_its_workers(made: Path, asked: Any) -> None:
     with Run.open(made / "table") as run:
-        (workers,) = sections_of(run)
+        (workers,) = map(of_table, sections_of(run)[run.kind])
     assert {row[0] for row in workers.rows} == {"adder", "turner"}
     assert all(row[1] == sum(row[1] for row in workers.rows) / 2 and 0 < row[3] < 1 for row in workers.rows)
 

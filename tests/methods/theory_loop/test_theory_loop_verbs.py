@@ -65,10 +65,11 @@ def test_a_run_read_every_way(done: Path, capsys: pytest.CaptureFixture[str], tm
     errors = {row["theory"]: row["mse_pb"] for row in said(capsys)["rows"]}
     assert errors["pi_1"] > 0.05  # take the best is far from tallying
     assert main(["show", str(done), "--json"]) == 0
-    shown = {one["title"]: one for one in said(capsys)["sections"]}
-    assert [row[0] for row in shown["Theories"]["rows"]] == [row["label"] for row in rows]
-    assert [row[0] for row in shown["Experiments and their gate"]["rows"]] == ["1.1", "1.2"]
-    assert [row[:1] + row[3:4] for row in shown["What was decided"]["rows"]] == [["1", "2"]]
+    sections = said(capsys)["results"]["theory-loop run"]
+    shown = {one["title"]: next(part["rows"] for part in one["parts"] if isinstance(part, dict)) for one in sections}
+    assert [row[0] for row in shown["Theories"]] == [row["label"] for row in rows]
+    assert [row[0] for row in shown["Experiments and their gate"]] == ["1.1", "1.2"]
+    assert [row[:1] + row[3:4] for row in shown["What was decided"]] == [[1, 2]]
     assert main(["show", str(done), "--html", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert "program of pi_1" in page
@@ -83,7 +84,7 @@ def test_a_run_that_has_only_begun_and_one_of_no_method_show_what_they_have(tmp_
     hostile = replace(CANONICAL["ttb"], description="<script>alert(1)</script>")
     for name, kind in (("begun", "theory-loop run"), ("other", "theory-loop simulate"), ("nobody", "no-such run")):
         with Run.begin(tmp_path / name, kind, {"seeds": ["ttb", "wadd"]}, {}) as run:
-            assert sections_of(run) == []
+            assert sections_of(run) == {}
             if name != "begun":
                 continue
             run.add_tree("theories", {"id": "theories"})
@@ -91,7 +92,7 @@ def test_a_run_that_has_only_begun_and_one_of_no_method_show_what_they_have(tmp_
             node = make_node("theories", above.id, len(above), "user", "x", data={"theory": hostile.to_json(), "label": "pi_1"})
             run.add(node)
             run.log("seed theory", "pi_1", {"label": "pi_1", "node": node.id})
-            assert [one.title for one in sections_of(run)] == ["Theories"]
+            assert [one.title for one in sections_of(run)["theory-loop run"]] == ["Theories"]
             page = report_html(run)
             assert "<script>alert(1)" not in page
             assert "&lt;script&gt;alert(1)" in page

@@ -7,6 +7,7 @@ import asyncio
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def test_uniform_groups_give_no_rows_and_shaped_rewards_do_not_fool_it() -> None
     tree.leaves = shaped
     assert to_rows([tree], lambda *_: pytest.fail("no path is needed")) == []
     found = report([tree])
-    assert (found["mixed"], found["l1_mass"], found["all_failure"]) == (0, 0, 1)
+    assert (found.mixed, found.l1_mass, found.all_failure) == (0, 0, 1)
 
 
 def test_a_path_of_text_only_is_refused(grown: tuple[list[GrownTree], Run], tmp_path: Path) -> None:
@@ -186,10 +187,10 @@ def test_a_path_of_text_only_is_refused(grown: tuple[list[GrownTree], Run], tmp_
 def test_the_report_adds_up(grown: tuple[list[GrownTree], Run]) -> None:
     trees, _ = grown
     found = report(trees)
-    assert found["tasks"] == len(trees) == found["mixed"] * len(trees) + found["all_success"] + found["all_failure"]
-    assert found["cost"] == sum(tree.cost for tree in trees) <= 60 * len(trees) * 1.05
-    assert found["trained_per_unique"] >= 1
-    assert found["mixed_interval"][0] <= found["mixed"] <= found["mixed_interval"][1]
+    assert found.tasks == len(trees) == found.mixed * len(trees) + found.all_success + found.all_failure
+    assert found.cost == sum(tree.cost for tree in trees) <= 60 * len(trees) * 1.05
+    assert found.trained_per_unique >= 1
+    assert found.mixed_interval[0] <= found.mixed <= found.mixed_interval[1]
     with pytest.raises(UserError, match="no tree"):
         report([])
 
@@ -202,7 +203,12 @@ def test_verbs(grown: tuple[list[GrownTree], Run], tmp_path: Path, capsys: pytes
     assert json.loads(call("collapse", "--p", "0.01", "--n", "8", "--json"))["mixed"] == pytest.approx(0.077255, abs=5e-7)
     with Run.create(tmp_path / "run", {}) as run:
         keep_trees(run, grown[0])
-    assert json.loads(call("report", str(tmp_path / "run"), "--json")) == json.loads(json.dumps(report(grown[0])))
+    assert (
+        json.loads(call("report", str(tmp_path / "run"), "--json"))
+        == replace(report(grown[0]), run=str(tmp_path / "run")).to_json()
+    )
+    with Run.open(tmp_path / "run") as run:
+        assert [kept.maker for kept in run.results()] == ["tree-rollouts report"]
     assert "mixed" in call("report", str(tmp_path / "run"))
     found = json.loads(call("sweep", "--prompts", "1", "--json"))
     assert len(found["cells"]) == 125
@@ -254,8 +260,7 @@ def test_run_verb_on_the_builtin_agent(here: Path, capsys: pytest.CaptureFixture
     found = done(capsys, "tree-rollouts", "run", "--count", "1", "--budget", "12")
     assert (found["tasks"], found["unit"], found["run"]) == (1, "turns", "runs/trees-1")
     assert found["cost"] <= 12 * 1.05
-    report_of = {k: v for k, v in found.items() if k != "run"}
-    assert done(capsys, "tree-rollouts", "report", "trees-1") == report_of
+    assert done(capsys, "tree-rollouts", "report", "trees-1") == found | {"run": "trees-1"}
 
 
 OWN = ["--env", "mine.py:HOUSE", "--model", "mine.py:agent"]
@@ -265,7 +270,7 @@ def test_run_verb_and_rollout_tree_are_one_thing(here: Path, capsys: pytest.Capt
     ours = done(capsys, "tree-rollouts", "run", *OWN, "--count", "2", "--budget", "24", "--run", "a")
     words = ["rollout", "--tree", *OWN, "--count", "2", "--tree-budget", "24", "--max-reply", "24"]
     theirs = done(capsys, *words, "--out", "b")
-    assert theirs["trees"] == {k: v for k, v in ours.items() if k != "run"}
+    assert theirs["trees"] == ours | {"run": ""}
     assert theirs["trees"]["cost"] == theirs["turns"] <= 2 * 24 * 1.05
     assert theirs["trees"]["leaves"] + theirs["failed"] >= 4
     with Run.open("a") as one, Run.open("b") as other:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from ramify.methods.orchestrator.conversation import ANSWER, MAKER
-from ramify.render.sections import MOST_ROWS, Section
+from ramify.render.result import MOST_ROWS, Cell, Folded, Section, table
 from ramify.trace.db import Run
 from ramify.trace.node import Node, Score
 
@@ -17,10 +17,12 @@ def sections(run: Run) -> list[Section]:
     """Of runs of `orchestrator collect`, `run` and `eval`, finished or not."""
     trees = [info.name for info in run.trees()]
     calls = {name: _calls(run, name) for name in trees}
+    if not any(calls.values()):
+        return []
     found = [_workers(run, [node for nodes in calls.values() for node in nodes])]
     if run.kind != "orchestrator collect":  # there every worker answers every task by itself
         found.append(_conversations(run, calls))
-    return [one for one in found if one.rows]
+    return found
 
 
 def _calls(run: Run, tree: str) -> list[Node]:
@@ -36,12 +38,12 @@ def _workers(run: Run, nodes: Iterable[Node]) -> Section:
     by: dict[str, list[Node]] = {}
     for node in nodes:
         by.setdefault(worker_of(node), []).append(node)
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for worker, own in sorted(by.items()):
         scored = [value for node in own for value in rewards.get(node.id, ())]
         failed = Counter(str(node.data["failure"]["kind"]) for node in own if node.data.get("failure"))
         rows.append(
-            [
+            (
                 worker,
                 len(own),
                 ", ".join(f"{kind} {n}" for kind, n in failed.items()) or 0,
@@ -49,17 +51,18 @@ def _workers(run: Run, nodes: Iterable[Node]) -> Section:
                 sum(int(node.data.get("given_tokens") or 0) for node in own),
                 sum(int(node.data.get("sampled_tokens") or 0) for node in own),
                 float(sum(float(node.data.get("usd") or 0.0) for node in own)),
-            ]
+            )
         )
     head = ("worker", "calls", "failed", "mean score", "tokens in", "tokens out", "USD")
-    return Section("Workers", "Scores are of answers: a step of a workflow and a call that failed have none.", head, rows)
+    says = "Scores are of answers: a step of a workflow and a call that failed have none."
+    return Section.of("Workers", says, table(head, rows))
 
 
 def _conversations(run: Run, calls: Mapping[str, list[Node]]) -> Section:
     ends = {one.node: one.value for one in run.annotations(name=ANSWER, maker=MAKER)}
     tasks = {info.name: info.task for info in run.trees()}
     rows: list[list[Any]] = []
-    folded: list[tuple[str, str]] = []
+    folded: list[Folded] = []
     for name, nodes in calls.items():
         value = next((ends[node.id] for node in nodes if node.id in ends), None)
         known = value if isinstance(value, Mapping) else {}
@@ -72,15 +75,10 @@ def _conversations(run: Run, calls: Mapping[str, list[Node]]) -> Section:
         )
         rows.append([name, " ".join(prompt.split())[:80], route, known.get("tokens"), known.get("usd")])
         if len(folded) < MOST_ROWS:
-            folded.append((f"{name}: who saw what", "\n\n".join(call_text(call_of(run, node, ends)) for node in nodes)))
+            folded.append(Folded(f"{name}: who saw what", "\n\n".join(call_text(call_of(run, node, ends)) for node in nodes)))
     head = ("conversation", "asked", "route", "tokens", "USD")
-    return Section(
-        "Routes, and who saw what",
-        "Workers in the order in which they were asked; a call sees only what is listed below.",
-        head,
-        rows,
-        folded,
-    )
+    says = "Workers in the order in which they were asked; a call sees only what is listed below."
+    return Section.of("Routes, and who saw what", says, table(head, rows), *folded)
 
 
 def worker_of(node: Node) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from ramify.methods.theory_loop.domain import PROBLEMS
 from ramify.methods.theory_loop.loop import CANDIDATE, COLLECTED, CONFIRMED, DECIDED, KIND, PROBLEM, REPLACED, pool_of, rows_of
 from ramify.methods.theory_loop.proposer import Experiment, TheoryPool
-from ramify.render.sections import Section
+from ramify.render.result import Folded, Grid, Section, table
 from ramify.trace.db import Run
 
 Known = Mapping[tuple[str, str], Any]
@@ -20,7 +20,7 @@ def sections(run: Run) -> list[Section]:
         return []
     pool, known = pool_of(run), {(one.kind, one.key): one.payload for one in run.journal()}
     found = [_theories(pool), _experiments(pool, known), _rounds(known), _claims(known), _problems(known)]
-    return [one for one in found if one.rows]
+    return [one for one in found if any(isinstance(part, Grid) for part in one.parts)]
 
 
 def _theories(pool: TheoryPool) -> Section:
@@ -35,26 +35,27 @@ def _theories(pool: TheoryPool) -> Section:
         ]
         for row in rows_of(pool)
     ]
-    return Section(
+    return Section.of(
         "Theories",
         "By score over all experiments: 1 the best possible, 0 the worst of those here. A parameter has the range from which "
         "every simulated subject draws its own value.",
-        ("theory", "score", "mean distance", "", "says", "parameters"),
-        rows,
-        [(f"program of {label}", theory.file()) for label, theory in pool.theories.items()],
+        table(("theory", "score", "mean distance", "", "says", "parameters"), rows),
+        *(Folded(f"program of {label}", theory.file()) for label, theory in pool.theories.items()),
     )
 
 
 def _experiments(pool: TheoryPool, known: Known) -> Section:
     passed = sum(bool(one.gate["passed"]) for one in pool.observations)
-    return Section(
+    return Section.of(
         "Experiments and their gate",
         f"{passed} of {len(pool.observations)} passed the gate: before anybody chooses, a Welch test must tell both theories "
         "apart on simulated people. "
         "It filters designs and is no evidence. The own theory is the proposer's.",
-        ("experiment", "proposed by", "pairs", "gate p", "passed", "own predicts", "rival predicts", "measured", "people"),
-        [_row(one, known) for one in pool.observations],
-        [(f"experiment {one.key}: design and metric", _design(one)) for one in pool.observations],
+        table(
+            ("experiment", "proposed by", "pairs", "gate p", "passed", "own predicts", "rival predicts", "measured", "people"),
+            [_row(one, known) for one in pool.observations],
+        ),
+        *(Folded(f"experiment {one.key}: design and metric", _design(one)) for one in pool.observations),
     )
 
 
@@ -108,7 +109,7 @@ def _rounds(known: Known) -> Section:
         "The arbiter chooses which theory to replace; of the candidates the one that loses least on all experiments so far "
         "takes its place."
     )
-    return Section("What was decided", says, head, rows)
+    return Section.of("What was decided", says, table(head, rows))
 
 
 def _claims(known: Known) -> Section:
@@ -119,11 +120,11 @@ def _claims(known: Known) -> Section:
             p = max(row["holm"] for row in one["rivals"]) if one.get("rivals") else one.get("p")
             rows.append([claim, one["people"], p, bool(one.get("holds", one.get("winner")))])
     says = "Fixed before their data, tested once on fresh participants. p is the largest of all rivals, corrected."
-    return Section("Registered claims", says, ("claim", "people", "p", "holds"), rows)
+    return Section.of("Registered claims", says, table(("claim", "people", "p", "holds"), rows))
 
 
 def _problems(known: Known) -> Section:
     found = [one for (kind, _), one in known.items() if kind == PROBLEM]
     rows = [[one["where"], PROBLEMS.get(one["problem"], one["problem"]), one["why"]] for one in found]
-    code = [(f"{one['where']}: the source", str(one["code"])) for one in found if one.get("code")]
-    return Section("What went wrong, and was recorded", "", ("where", "what", "why"), rows, code)
+    code = [Folded(f"{one['where']}: the source", str(one["code"])) for one in found if one.get("code")]
+    return Section.of("What went wrong, and was recorded", table(("where", "what", "why"), rows), *code)

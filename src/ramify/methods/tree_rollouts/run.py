@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,9 +13,10 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.words import plural
 from ramify.methods.tree_rollouts import algorithm
 from ramify.methods.tree_rollouts.record import GrownTree
-from ramify.render.terminal import table
+from ramify.render.numbers import interval
+from ramify.render.result import Result, Section, numbers, table
 from ramify.stats.evidence import holm
-from ramify.stats.intervals import paired_t, wilson
+from ramify.stats.intervals import Interval, paired_t, wilson
 from ramify.stats.tests import paired_permutation, sign_test
 
 if TYPE_CHECKING:
@@ -100,8 +102,80 @@ def _edges(stored: TracePath, turns: int) -> np.ndarray:
     return np.array(found, dtype=np.int64)
 
 
-def report(trees: Sequence[GrownTree]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class TreeReport(Result):
     """What a set of trees was worth (3.2): every number is explained on the method's page."""
+
+    tasks: int
+    mixed: float
+    mixed_interval: Interval
+    l1_mass: float
+    all_success: int
+    all_failure: int
+    unscored_tasks: int
+    unit: str
+    budget: float
+    cost: float
+    leaves: int
+    unscored: int
+    truncated: int
+    duplicates: int
+    trained_per_unique: float
+    abandoned: tuple[str, ...]
+    entropy_kinds: tuple[str, ...]
+    notes: Mapping[str, int]
+    run: str = ""
+    against: Against | None = None
+
+    def sections(self) -> Iterable[Section]:
+        """The numbers, and the other arm's."""
+        low, high = self.mixed_interval
+        shown: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _APART}
+        shown |= {"mixed": f"{self.mixed:.3f} ({low:.3f} to {high:.3f})"}
+        texts = {name: ", ".join(value) if isinstance(value, tuple | dict) else value for name, value in shown.items()}
+        none = "" if self.mixed else "Every group is uniform: there is nothing to train on."
+        look = f"Look at them with `ramify show {self.run} --web`." if self.run else ""
+        yield Section.of("", numbers({name: value for name, value in texts.items() if value != ""}), none, look)
+        if self.against is not None:
+            yield from self.against.sections()
+
+
+_APART = {"mixed_interval", "run", "against", "caveats"}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One number of two arms, task by task."""
+
+    difference: float
+    interval: Interval
+    p: float
+    p_corrected: float
+
+
+@dataclass(frozen=True)
+class Against:
+    """Whether two arms differ (:func:`against`)."""
+
+    other: str
+    pairs: int
+    unpaired: int
+    costs: tuple[float, float]
+    equal_cost: bool
+    level: float
+    compared: Mapping[str, Compared]
+    differ: tuple[str, ...]
+    verdict: str
+
+    def sections(self) -> Iterable[Section]:
+        """The differences and the verdict."""
+        rows = [(name, one.difference, interval(one.interval), one.p_corrected) for name, one in self.compared.items()]
+        head = ("number", "difference", "95 % interval", "p, corrected")
+        yield Section.of("", table(head, rows, f"difference to {self.other}"), self.verdict)
+
+
+def report(trees: Sequence[GrownTree]) -> TreeReport:
+    """The report on a set of trees. Raises UserError where there is none."""
     if not trees:
         raise UserError("there is no tree to report on")
     roots = [tree.root for tree in trees]
@@ -111,38 +185,31 @@ def report(trees: Sequence[GrownTree]) -> dict[str, Any]:
         (p, p.path_cost - tree.places[p.parent].path_cost) for tree in trees for p in tree.places.values() if p.parent is not None
     ]
     unique = sum(cost for place, cost in edges if place.n)
-    return {
-        "tasks": len(trees),
-        "mixed": mixed / len(trees),
-        "mixed_interval": list(wilson(mixed, len(trees))),
-        "l1_mass": float(np.mean([algorithm.l1_mass(root.s, root.n) for root in roots])),
-        "all_success": sum(0 < root.n == root.s for root in roots),
-        "all_failure": sum(root.n > 0 == root.s for root in roots),
-        "unscored_tasks": sum(root.n == 0 for root in roots),
-        "unit": trees[0].unit,
-        "budget": sum(tree.budget for tree in trees),
-        "cost": sum(tree.cost for tree in trees),
-        "leaves": len(leaves),
-        "unscored": sum(leaf.outcome is None or leaf.failure is not None for leaf in leaves),
-        "truncated": sum(leaf.truncated for leaf in leaves),
-        "duplicates": sum(place.duplicate for place, _ in edges),
-        "trained_per_unique": sum(place.n * cost for place, cost in edges) / unique if unique else 0.0,
-        "abandoned": [tree.prompt_id for tree in trees if tree.abandoned],
-        "entropy_kinds": sorted({place.entropy_kind for tree in trees for place in tree.places.values() if place.samples}),
-        "notes": dict(Counter(note for tree in trees for note in tree.notes)),
-    }
+    return TreeReport(
+        tasks=len(trees),
+        mixed=mixed / len(trees),
+        mixed_interval=wilson(mixed, len(trees)),
+        l1_mass=float(np.mean([algorithm.l1_mass(root.s, root.n) for root in roots])),
+        all_success=sum(0 < root.n == root.s for root in roots),
+        all_failure=sum(root.n > 0 == root.s for root in roots),
+        unscored_tasks=sum(root.n == 0 for root in roots),
+        unit=trees[0].unit,
+        budget=sum(tree.budget for tree in trees),
+        cost=sum(tree.cost for tree in trees),
+        leaves=len(leaves),
+        unscored=sum(leaf.outcome is None or leaf.failure is not None for leaf in leaves),
+        truncated=sum(leaf.truncated for leaf in leaves),
+        duplicates=sum(place.duplicate for place, _ in edges),
+        trained_per_unique=sum(place.n * cost for place, cost in edges) / unique if unique else 0.0,
+        abandoned=tuple(tree.prompt_id for tree in trees if tree.abandoned),
+        entropy_kinds=tuple(sorted({one.entropy_kind for tree in trees for one in tree.places.values() if one.samples})),
+        notes=dict(Counter(note for tree in trees for note in tree.notes)),
+    )
 
 
-def report_text(found: dict[str, Any]) -> str:
-    """The report for a terminal."""
-    low, high = found["mixed_interval"]
-    shown = found | {"mixed": f"{found['mixed']:.3f} ({low:.3f} to {high:.3f})", "mixed_interval": None}
-    rows = [[name, ", ".join(value) if isinstance(value, list | dict) else value] for name, value in shown.items()]
-    text = table(["number", "value"], [row for row in rows if row[1] not in ("", None)])
-    return text if found["mixed"] else text + "\nevery group is uniform: there is nothing to train on"
-
-
-def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: float = LEVEL) -> dict[str, Any]:
+def against(
+    first: Sequence[GrownTree], second: Sequence[GrownTree], level: float = LEVEL, other: str = "the other arm"
+) -> Against:
     """Whether two arms differ in groups with mixed outcomes or L1 mass, task by task:
     differences with 95 % intervals, p-values corrected for both.
 
@@ -158,32 +225,28 @@ def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: floa
     mass = np.array([[algorithm.l1_mass(tree.root.s, tree.root.n) for tree in pair] for pair in pairs])
     up, down = (int((mixed @ sign > 0).sum()) for sign in (np.array([1, -1]), np.array([-1, 1])))
     p = [sign_test(up, up + down), paired_permutation(mass[:, 0], mass[:, 1], samples=2000)]
-    compared: dict[str, dict[str, Any]] = {
-        name: {
-            "difference": float((values[:, 0] - values[:, 1]).mean()),
-            "interval": list(paired_t(values[:, 0], values[:, 1])),
-            "p": raw,
-            "p_corrected": both,
-        }
+    compared = {
+        name: Compared(float((values[:, 0] - values[:, 1]).mean()), paired_t(values[:, 0], values[:, 1]), raw, both)
         for name, values, raw, both in zip(("mixed", "l1_mass"), (mixed, mass), p, holm(p), strict=True)
     }
-    costs = [sum(pair[side].cost for pair in pairs) for side in (0, 1)]
-    out = [name for name, one in compared.items() if one["p_corrected"] <= level]
+    costs = (sum(pair[0].cost for pair in pairs), sum(pair[1].cost for pair in pairs))
+    out = tuple(name for name, one in compared.items() if one.p_corrected <= level)
     names = {"mixed": "the share of groups with mixed outcomes", "l1_mass": "the L1 mass"}
     if out:
-        sentence = " and ".join(f"{names[name]} is {'higher' if compared[name]['difference'] > 0 else 'lower'}" for name in out)
+        sentence = " and ".join(f"{names[name]} is {'higher' if compared[name].difference > 0 else 'lower'}" for name in out)
     else:
         sentence = "nothing stands out: the arms differ in neither groups with mixed outcomes nor L1 mass by more than chance"
-    return {
-        "pairs": len(pairs),
-        "unpaired": len(first) + len(second) - 2 * len(pairs),
-        "costs": costs,
-        "equal_cost": max(costs) <= (1 + UNEQUAL) * min(costs),
-        "level": level,
-        "compared": compared,
-        "differ": out,
-        "verdict": f"{sentence}, at level {level:g} over {plural(len(pairs), 'task')}",
-    }
+    return Against(
+        other=other,
+        pairs=len(pairs),
+        unpaired=len(first) + len(second) - 2 * len(pairs),
+        costs=costs,
+        equal_cost=max(costs) <= (1 + UNEQUAL) * min(costs),
+        level=level,
+        compared=compared,
+        differ=out,
+        verdict=f"{sentence}, at level {level:g} over {plural(len(pairs), 'task')}",
+    )
 
 
 def _pairs(first: Sequence[GrownTree], second: Sequence[GrownTree]) -> list[tuple[GrownTree, GrownTree]]:
