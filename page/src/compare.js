@@ -8,8 +8,8 @@ export function sideBySide(box, left, right, tree, onselect, close) {
   let shared = 0;
   while (shared < a.length && shared < b.length && a[shared] === b[shared]) shared++;
   // What each step of the two paths got back: what stands before the next one, or at the end what answered it.
-  const got = new Map([a, b].flatMap((path) => path.map((one, i) => [one, (path[i + 1] ? path[i + 1].lead : (one.answers || []).map(([at]) => at)).map((at) => tree.messages[at][1]).join("\n")])));
-  const rows = align(a.slice(shared), b.slice(shared), (one) => `${(one.lead || []).map((at) => tree.messages[at][1]).join("\n")}\u0000${one.text}`, (one) => one.text);
+  const got = new Map([a, b].flatMap((path) => path.map((one, i) => [one, (path[i + 1] ? path[i + 1].lead : one.answers.map(([at]) => at)).map((at) => tree.messages[at][1]).join("\n")])));
+  const rows = align(a.slice(shared), b.slice(shared), (one) => `${one.lead.map((at) => tree.messages[at][1]).join("\n")}\u0000${one.text}`, (one) => one.text);
   put(box,
     h("div", { class: "head" }, h("h4", null, "Side by side"), h("button", { type: "button", onclick: close }, "close")),
     h("p", { class: "soft" }, shared ? `${many(shared, "equal step")} first, the last one \u201c${a[shared - 1].text}\u201d.` : "They part at the first step."),

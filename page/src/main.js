@@ -92,8 +92,8 @@ function start() {
 
   const table = document.querySelector("[data-tasks]");
   const link = (row) => {
-    const at = data.trees.findIndex((tree) => tree.name === row[0]);
-    return at >= 0 && boxes.length ? `#tree-${at}` : data.served ? `/tree/${encodeURIComponent(row[0])}` : "";
+    const at = data.trees.findIndex((tree) => tree.name === row.name);
+    return at >= 0 && boxes.length ? `#tree-${at}` : data.served ? `/tree/${encodeURIComponent(row.name)}` : "";
   };
   const tasks = table && data.tasks ? new Tasks(table, data.tasks, link) : null;
 

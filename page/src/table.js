@@ -4,20 +4,20 @@ import { h, interval, many, percent, points, put } from "./dom.js";
 
 const PAGE = 25;
 const COLUMNS = [
-  ["task", (row) => row[0], 1],
-  ["group", (row) => row[1], 1],
-  ["success", (row) => (row[4] ? row[4][0] : null), 1],
-  ["attempts", (row) => row[2], -1],
-  ["largest drop", (row) => row[5], 1],
-  ["tokens", (row) => row[7], -1],
-  ["found", (row) => row[8], -1],
+  ["task", (row) => row.name, 1],
+  ["group", (row) => row.group, 1],
+  ["success", (row) => (row.success ? row.success[0] : null), 1],
+  ["attempts", (row) => row.attempts, -1],
+  ["largest drop", (row) => row.drop, 1],
+  ["tokens", (row) => row.tokens, -1],
+  ["found", (row) => row.found, -1],
 ];
 const OUTCOMES = {
   all: () => true,
-  mixed: (row) => row[3] > 0 && row[3] < row[2],
-  failed: (row) => row[3] === 0,
-  succeeded: (row) => row[2] > 0 && row[3] === row[2],
-  "nobody said": (row) => row[3] === null,
+  mixed: (row) => row.successes > 0 && row.successes < row.attempts,
+  failed: (row) => row.successes === 0,
+  succeeded: (row) => row.attempts > 0 && row.successes === row.attempts,
+  "nobody said": (row) => row.successes === null,
 };
 
 export class Tasks {
@@ -41,7 +41,7 @@ export class Tasks {
 
   draw() {
     const words = this.find.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const kept = this.rows.filter((row) => OUTCOMES[this.outcome.value](row) && words.every((word) => `${row[0]} ${row[1]} ${row[6]}`.toLowerCase().includes(word)));
+    const kept = this.rows.filter((row) => OUTCOMES[this.outcome.value](row) && words.every((word) => `${row.name} ${row.group} ${row.at}`.toLowerCase().includes(word)));
     if (this.by >= 0) {
       const value = COLUMNS[this.by][1];
       kept.sort((a, b) => {
@@ -52,19 +52,19 @@ export class Tasks {
     }
     const pages = Math.max(1, Math.ceil(kept.length / PAGE));
     this.page = Math.min(this.page, pages - 1);
-    const grouped = this.rows.some((row) => row[1] && !row[0].startsWith(`${row[1]}/`)), found = this.rows.some((row) => row[8]);
+    const grouped = this.rows.some((row) => row.group && !row.name.startsWith(`${row.group}/`)), found = this.rows.some((row) => row.found);
     const columns = COLUMNS.map((column, at) => [column, at]).filter(([[name]]) => (name !== "group" || grouped) && (name !== "found" || found));
     const cells = {
       task: (row) => {
         const href = this.link(row);
-        return h("td", null, href ? h("a", { href }, row[0]) : row[0]);
+        return h("td", null, href ? h("a", { href }, row.name) : row.name);
       },
-      group: (row) => h("td", null, row[1]),
-      success: (row) => h("td", { class: "n" }, row[4] ? [h("i", { class: "share", style: `--p:${100 * row[4][0]}%` }), interval(row[4])] : "-"),
-      attempts: (row) => h("td", { class: "n" }, row[2], row[9] ? ` + ${many(row[9], "fork")}` : ""),
-      "largest drop": (row) => h("td", null, row[5] === null ? "-" : [h("span", { class: row[5] < 0 ? "down n" : "up n" }, points(row[5])), row[6] ? [" at ", h("code", null, row[6].length > 40 ? `${row[6].slice(0, 39)}\u2026` : row[6])] : ""]),
-      tokens: (row) => h("td", { class: "n" }, row[7] === null ? "-" : row[7]),
-      found: (row) => h("td", { class: "n" }, row[8] || "-"),
+      group: (row) => h("td", null, row.group),
+      success: (row) => h("td", { class: "n" }, row.success ? [h("i", { class: "share", style: `--p:${100 * row.success[0]}%` }), interval(row.success)] : "-"),
+      attempts: (row) => h("td", { class: "n" }, row.attempts, row.forks ? ` + ${many(row.forks, "fork")}` : ""),
+      "largest drop": (row) => h("td", null, row.drop === null ? "-" : [h("span", { class: row.drop < 0 ? "down n" : "up n" }, points(row.drop)), row.at ? [" at ", h("code", null, row.at.length > 40 ? `${row.at.slice(0, 39)}\u2026` : row.at)] : ""]),
+      tokens: (row) => h("td", { class: "n" }, row.tokens === null ? "-" : row.tokens),
+      found: (row) => h("td", { class: "n" }, row.found || "-"),
     };
     const turn = (at) => {
       this.turn = this.by === at ? -this.turn : COLUMNS[at][2];

@@ -38,7 +38,7 @@ export function reply(choice, tree, run, onselect) {
       cliffs.map(([, kind, note]) => h("p", null, h("strong", null, kind), note ? `: ${note}` : "")),
       forks.length ? h("table", null, h("thead", null, h("tr", null, ["instead", "samples", "success"].map((t) => h("th", { scope: "col" }, t)))),
         h("tbody", null, forks.map((other) => h("tr", null,
-          h("td", null, h("button", { class: "link", type: "button", onclick: () => onselect(other) }, clip(other.text.slice(other.from[1]), 60) || "(end)")),
+          h("td", null, h("button", { class: "link", type: "button", onclick: () => onselect(other) }, clip(other.text.slice(other.fork_of[1]), 60) || "(end)")),
           h("td", null, other.n), h("td", null, other.p ? interval(other.p) : "-"))))) : h("p", { class: "soft" }, "Nothing else was sampled here."),
       choice.ids.length ? command(`ramify fork ${quoted(run)} ${choice.ids[0].slice(0, 12)}:${piece.from} --n 32`) : "");
   }
@@ -103,5 +103,5 @@ const sum = (values, piece) => values.slice(piece.from, piece.to).reduce((a, b) 
 
 // Replies that continue differently from a position of this one.
 function alternatives(choice, tree, piece) {
-  return tree.choices.filter((other) => other.from && other.from[0] === choice.at && other.from[1] >= piece.start && other.from[1] < piece.end);
+  return tree.choices.filter((other) => other.fork_of && other.fork_of[0] === choice.at && other.fork_of[1] >= piece.start && other.fork_of[1] < piece.end);
 }

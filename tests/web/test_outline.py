@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from web_sample import make_run
 
+from ramify.base.codec import from_json, to_json
 from ramify.rollout.potential import counts_annotation
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import wilson
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, Node, Provenance, Score, make_node
 from ramify.trace.outcome import settled
-from ramify.web.outline import Outline, findings_json, outline, outline_json
+from ramify.web.drawn import DrawnFinding, DrawnTree, drawn
+from ramify.web.outline import Outline, outline
 from ramify.web.steps import read_tree
 from ramify.web.tasks import task_rows
 
@@ -104,6 +107,25 @@ def test_what_follows_an_edit_does_not_count_for_what_is_before_it(grown: Grown)
     assert found.drop is None
 
 
+def test_what_was_chosen_in_one_state_stands_together_and_what_ramify_why_counted_comes_first(grown: Grown) -> None:
+    for won in (True, False):
+        grown.end(grown.do(grown.do(grown.start, "go left", "a door"), "open", "dark"), won)
+    grown.end(grown.do(grown.do(grown.start, "go right", "a door"), "wait", "dark"), False)
+    tree, found = read_tree(grown.run, "t"), grown.outline()
+    record = drawn(grown.run, tree, found, {})
+    texts = {choice.text: choice for choice in record.choices}
+    assert texts["open"].rivals == texts["wait"].rivals >= 0
+    first, second = record.rivals[texts["open"].rivals]
+    assert (first.n, first.p, second.n) == (2, (0.5, *(round(end, 4) for end in wilson(1, 2)), 2), 1)
+    assert [record.choices[at].text for at in (*first.choices, *second.choices)] == ["open", "wait"]
+    assert [choice.reach for choice in record.choices] == pytest.approx([1, 2 / 3, 2 / 3, 1 / 3, 1 / 3])
+    evidence = {name: {"k": k, "n": 40, "interval": [k / 40 - 0.1, k / 40 + 0.1]} for name, k in (("before", 20), ("after", 4))}
+    at = texts["open"].ids[0]
+    grown.run.conclude("why", [Finding("lost here", "why", "Lost at `open`", at, evidence=evidence)])
+    lost = drawn(grown.run, tree, found, {}).choices[found.of[at]]
+    assert (lost.p, lost.was, lost.change, lost.measured) == ((0.1, 0.0, 0.2, 40), (0.5, 0.4, 0.6, 40), -0.4, "attempt")
+
+
 def test_counted_forks_come_before_the_attempts(grown: Grown) -> None:
     left = grown.do(grown.start, "look")
     grown.end(grown.do(left, "wait"), True)
@@ -114,9 +136,15 @@ def test_counted_forks_come_before_the_attempts(grown: Grown) -> None:
     assert found.drop == (pytest.approx(-47 / 64), 1)
     tree = read_tree(grown.run, "t")
     grown.run.conclude("why", [Finding("lost here", "why", "Lost at `look`: <b>", left.parent, action="ramify fork x y")])
-    said = findings_json(grown.run, tree, found)
-    assert said["drop"] == 1
-    assert said["why"] == [{"at": 1, "lost": True, "says": "Lost at `look`: <b>", "command": "ramify fork x y"}]
+    said = drawn(grown.run, tree, found, {})
+    assert (said.drop, said.lost) == (1, 1)
+    assert said.findings == (DrawnFinding(1, "lost here", "why", "Lost at `look`: <b>", "ramify fork x y"),)
+    assert said.choices[1].p == (round(3 / 64, 4), *(round(end, 4) for end in wilson(3, 64)), 64)
+    assert (said.choices[1].change, said.choices[1].sure, said.choices[1].measured) == (
+        pytest.approx(-47 / 64, abs=1e-3),
+        True,
+        "fork",
+    )
 
 
 def test_a_reply_that_was_forked_inside_is_a_step_beside_it(tmp_path: Path) -> None:
@@ -139,8 +167,9 @@ def test_a_reply_that_was_forked_inside_is_a_step_beside_it(tmp_path: Path) -> N
         assert [choice.text for choice in found.choices[1:]] == ["go left", "go right"]
         assert [choice.parent for choice in found.choices[1:]] == [0, 0]
         assert [dict(choice.ends) for choice in found.choices[1:]] == [{"failure": 1}, {"success": 1}]
-        record = outline_json(run, tree, found, {})
-        assert record["choices"][2]["from"] == [1, 3]
+        record = drawn(run, tree, found, {})
+        assert record.choices[2].fork_of == (1, 3)
+        assert record.choices[2].label == "…right"
 
 
 def test_the_record_holds_every_step_once(tmp_path: Path) -> None:
@@ -148,10 +177,13 @@ def test_the_record_holds_every_step_once(tmp_path: Path) -> None:
         for info in run.trees():
             tree = read_tree(run, info.name)
             found = outline(run, tree)
-            record = outline_json(run, tree, found, {})
-            ids = [name for row in record["choices"] for name in row.get("ids", ())]
+            record = drawn(run, tree, found, {})
+            ids = [name for row in record.choices for name in row.ids]
             assert sorted(ids) == sorted(step.id for step in tree.steps)
-            assert [row["up"] < at for at, row in enumerate(record["choices"])] == [True] * len(record["choices"])
+            assert [row.up < at for at, row in enumerate(record.choices)] == [True] * len(record.choices)
+            assert record.choices[0].size == len(record.choices)
+            assert record.choices[0].below == len(tree.ends)
+            assert from_json(DrawnTree, json.loads(json.dumps(to_json(record, lean=True)))) == record
 
 
 def test_the_rows_of_the_table_are_the_trees(tmp_path: Path) -> None:

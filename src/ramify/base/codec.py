@@ -20,23 +20,24 @@ _LONGEST = 60
 """Characters of a refused value that its sentence quotes."""
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: Any, lean: bool = False) -> Any:
     """``value`` as JSON: records, mappings, sequences, sets (sorted), paths, enumerations, numpy's numbers and arrays.
 
-    A float that is not finite becomes None. A field whose metadata has ``json`` False is left out.
-    Raises TypeError naming the type of what has no JSON form."""
+    A float that is not finite becomes None. A field whose metadata has ``json`` False is left out, and with ``lean`` one of a
+    record that has its default. Raises TypeError naming the type of what has no JSON form."""
     if value is None or isinstance(value, (bool, int, str)):
         return value.value if isinstance(value, Enum) else value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: to_json(getattr(value, one.name)) for one in fields(value) if one.metadata.get("json", True)}
+        kept = ((one, getattr(value, one.name)) for one in fields(value) if one.metadata.get("json", True))
+        return {one.name: to_json(own, lean) for one, own in kept if not (lean and own == one.default)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: to_json(one) for name, one in zip(value._fields, value, strict=True)}
+        return {name: to_json(one, lean) for name, one in zip(value._fields, value, strict=True)}
     if isinstance(value, Mapping):
-        return {_key(name): to_json(one) for name, one in value.items()}
+        return {_key(name): to_json(one, lean) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_json(one) for one in value]
+        return [to_json(one, lean) for one in value]
     if isinstance(value, Set):
         return sorted(to_json(one) for one in value)
     if isinstance(value, PurePath):

@@ -13,11 +13,13 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ramify.base import codec
 from ramify.base.words import plural
 from ramify.jobs.curve import curves
 from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
@@ -35,8 +37,9 @@ from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
 from ramify.web.beside import compare_runs, pairs
+from ramify.web.drawn import NOTHING, WHY, PageData, drawn, number, numbers
 from ramify.web.lanes import lanes
-from ramify.web.outline import NOTHING, WHY, Outline, SuccessAfter, findings_json, number, numbers, outline, outline_json
+from ramify.web.outline import Outline, SuccessAfter, outline
 from ramify.web.potentials import potential_pictures
 from ramify.web.shares import share_picture
 from ramify.web.steps import START, ShownStep, TaskTree, merged, outcome_of, picture_steps, read_tree, step_text
@@ -106,7 +109,7 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None, besid
         trees=trees,
         tasks=tasks,
         most_tasks=MOST_TASKS,
-        data=_markup(data_block(_data(run, served, trees, tasks))),
+        data=_markup(_data(run, served, trees, tasks)),
         trained=arm_given(run) or bool(every) or bool(evals),
         beside=None if beside is None else _beside(run, beside, deciding, settled(beside, scorer)),
         abandoned=_abandoned(own),
@@ -125,7 +128,7 @@ def _trees(run: Run, served: bool, deciding: Decider, beside: Run | None, scorer
         trees.append(_tree_view(run, name, served, deciding))
         if beside is not None and name in theirs:
             other = _tree_view(beside, theirs[name], False, settled(beside, scorer))
-            other["data"]["run"] = run_name(beside)
+            other["data"] = replace(other["data"], run=run_name(beside))
             trees.append(other | {"name": f"{theirs[name]} in {run_name(beside)}"})
     return trees
 
@@ -168,31 +171,27 @@ def _beside(run: Run, other: Run, deciding: Decider, theirs: Decider) -> dict[st
 def tree_html(run: Run, name: str, served: bool = False, scorer: str | None = None) -> str:
     """The page of one tree. Raises UserError when there is none of that name."""
     tree = _tree_view(run, name, served, settled(run, scorer))
-    return _page(
-        "tree.html", title=f"Tree {name}", served=served, tree=tree, data=_markup(data_block(_data(run, served, [tree])))
-    )
+    return _page("tree.html", title=f"Tree {name}", served=served, tree=tree, data=_markup(_data(run, served, [tree])))
 
 
 def report_data(run: Run, scorer: str | None = None, beside: Run | None = None) -> str:
     """The data of the served report alone, for a page that is open while the run grows."""
     deciding = settled(run, scorer)
     trees = _trees(run, True, deciding, beside, scorer)
-    return data_block(_data(run, True, trees, task_rows(run, deciding, [tree["name"] for tree in trees])))
+    return _data(run, True, trees, task_rows(run, deciding, [tree["name"] for tree in trees]))
 
 
 def tree_data(run: Run, name: str, scorer: str | None = None) -> str:
     """The data of the served page of one tree alone. Raises UserError when there is none of that name."""
-    return data_block(_data(run, True, [_tree_view(run, name, True, settled(run, scorer))]))
+    return _data(run, True, [_tree_view(run, name, True, settled(run, scorer))])
 
 
-def _data(run: Run, served: bool, trees: Sequence[Mapping[str, Any]], tasks: Sequence[TaskRow] | None = None) -> dict[str, Any]:
-    """What the script draws from."""
-    data: dict[str, Any] = {"run": run_name(run), "served": served, "trees": [tree["data"] for tree in trees]}
-    if tasks is not None:
-        data["tasks"] = [row.to_json() for row in tasks]
-    if served:
-        data["source"] = "/data" if tasks is not None else f"/data/tree/{quote(trees[0]['name'], safe='')}"
-    return data
+def _data(run: Run, served: bool, trees: Sequence[Mapping[str, Any]], tasks: Sequence[TaskRow] | None = None) -> str:
+    """What the script draws from, for its element."""
+    source = "/data" if tasks is not None else f"/data/tree/{quote(trees[0]['name'], safe='')}"
+    drawn_tasks = None if tasks is None else tuple(row.drawn for row in tasks)
+    data = PageData(run_name(run), served, tuple(tree["data"] for tree in trees), drawn_tasks, source if served else "")
+    return data_block(codec.to_json(data, lean=True))
 
 
 def run_name(run: Run) -> str:
@@ -465,7 +464,7 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "potentials": [_markup(svg) for svg in potential_pictures(run, name)],
         "steps": [_step_view(step, tree, findings.get(step.id, ()), explained) for step in tree.steps],
         "served": served,
-        "data": outline_json(run, tree, found, explained) | findings_json(run, tree, found),
+        "data": drawn(run, tree, found, explained),
         "lanes": lanes(tree),
         "lost": {one.node for node in findings.values() for one in node if one.maker == WHY and one.name != NOTHING},
         "why": [_why_view(one) for node in findings.values() for one in node if one.maker == WHY],

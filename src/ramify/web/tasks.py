@@ -14,7 +14,8 @@ from ramify.rollout.attempts import sampled_tokens
 from ramify.trace.db import Run
 from ramify.trace.node import TreeInfo
 from ramify.trace.outcome import Decider, is_fork, succeeded
-from ramify.web.outline import NOTHING, WHY, SuccessAfter, outline
+from ramify.web.drawn import NOTHING, WHY, DrawnTask
+from ramify.web.outline import SuccessAfter, outline
 from ramify.web.steps import read_tree
 
 MOST_NODES = 20_000
@@ -42,12 +43,14 @@ class TaskRow:
     forks: int = 0
     """Which are counted neither with the attempts nor with their successes."""
 
-    def to_json(self) -> list[Any]:
+    @property
+    def drawn(self) -> DrawnTask:
         """As the page's script takes it; texts are visible ones."""
-        p = None if self.success is None else [round(v, 4) for v in (self.success.p, *self.success.interval)]
+        low, high = (0.0, 0.0) if self.success is None else self.success.interval
+        p = None if self.success is None else (round(self.success.p, 4), round(low, 4), round(high, 4))
         drop = None if self.drop is None else round(self.drop, 4)
-        shown = [visible(clip(text, 200)) for text in (self.name, self.group, self.at)]
-        return [*shown[:2], self.attempts, self.successes, p, drop, shown[2], self.tokens, self.found, self.forks]
+        name, group, at = (visible(clip(text, 200)) for text in (self.name, self.group, self.at))
+        return DrawnTask(name, group, self.attempts, self.successes, p, drop, at, self.tokens, self.found, self.forks)
 
     @property
     def shown(self) -> list[str]:
