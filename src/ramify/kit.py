@@ -167,20 +167,34 @@ class Verbs(App):
         return register
 
     def study(
-        self, name: str = "", settings: Any = None, plan: Callable[..., Any] | None = None, unit: str = ""
+        self,
+        name: str = "",
+        settings: Any = None,
+        plan: Callable[..., Any] | None = None,
+        unit: str = "",
+        itself: bool = False,
+        folder: str = "",
+        resumed: bool = False,
+        keeps: bool = True,
     ) -> Callable[[F], F]:
         """Register a function as the verb ``name`` that does long work in a run, ``out``, and continues it when called again.
 
         The function's parameters are those of :meth:`verb`, ``bar`` (a :class:`ramify.base.progress.Progress`, which counts in
-        ``unit``) and ``out``; it returns a Result, which the run keeps. Here stand once: ``--json``; ``--dry-run``, which prints
-        the settings and what ``plan`` says of the same arguments (name -> at most; those of them that it names) and does nothing;
-        progress; and Ctrl-C, which says that the same command continues."""
+        ``unit``) and ``out``; it returns a Result, which the run keeps unless it says the same itself (``keeps``). Here stand
+        once: ``--json``; ``--dry-run``, which prints the settings and what ``plan`` says of the same arguments (name -> at most,
+        or a whole :class:`ramify.render.result.Planned`; ``plan`` gets those of them that it names) and does nothing; progress;
+        and Ctrl-C, which says how to continue: with the same command, or where the run is ``resumed``, with ``ramify resume``.
+        ``folder``: without ``out`` it is the next free runs/FOLDER-N. ``itself``: as :meth:`itself`."""
 
         def register(function: F) -> F:
-            called = name or function.__name__.strip("_").replace("_", "-")
-            app = Verbs(called, help=f"{unwrapped(inspect.getdoc(function) or '')}\n\n{CONTINUES}", sort_key=len(self._commands))
-            app.default_command = StudyVerb(function, settings, f"{self.name[0]} {called}", plan, unit)
-            self.command(app)
+            called = "" if itself else name or function.__name__.strip("_").replace("_", "-")
+            maker = f"{self.name[0]} {called}".rstrip()
+            verb = StudyVerb(function, settings, maker, plan, unit, folder, resumed, keeps)
+            app = self if itself else Verbs(called, sort_key=len(self._commands))
+            app.help = unwrapped(verb.__doc__ or "")
+            app.default_command = verb
+            if not itself:
+                self.command(app)
             return function
 
         return register
@@ -198,6 +212,7 @@ class Verbs(App):
 
 JSON, DRY = "as_json", "dry_run"
 CONTINUES = "The same command continues what was interrupted."
+RESUMES = "`ramify resume RUN` continues what was interrupted."
 
 
 def keep(source: Path, maker: str, result: Any) -> str:
@@ -314,10 +329,20 @@ class StudyVerb(Verb):
 
     UNSEEN = frozenset({"bar"})
 
-    def __init__(self, function: Callable[..., Any], settings: Any, maker: str, plan: Any, unit: str) -> None:
-        super().__init__(function, settings, None, None, maker, "out")
-        self.plan, self.unit = plan, unit
-        self.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{CONTINUES}"
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        settings: Any,
+        maker: str,
+        plan: Any,
+        unit: str,
+        folder: str = "",
+        resumed: bool = False,
+        keeps: bool = True,
+    ) -> None:
+        super().__init__(function, settings, None, None, maker, "out" if keeps else "")
+        self.plan, self.unit, self.folder, self.resumed = plan, unit, folder, resumed
+        self.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{RESUMES if resumed else CONTINUES}"
 
     def switches(self) -> list[tuple[str, Any]]:
         """``--dry-run`` and ``--json``."""
@@ -325,21 +350,42 @@ class StudyVerb(Verb):
 
     def work(self, first: list[Any], given: dict[str, Any]) -> Any:
         """What the work found, or with --dry-run what it would take."""
-        from ramify.render.result import Planned
         from ramify.render.terminal import progress
+        from ramify.trace.sources import next_run
 
         own = list(inspect.signature(self.function).parameters.values())[len(first) :]
         for one in own:
             if one.name not in self.UNSEEN:
                 given.setdefault(one.name, one.default)
-        if given.pop(DRY, False):
-            known = inspect.signature(self.plan).parameters if self.plan else {}
-            named = {name: value for name, value in given.items() if name in known}
-            settings = first[0].to_json() if first else {name: str(value) for name, value in given.items()}
-            return Planned(settings, self.plan(*first, **named) if self.plan else {})
-        kept = f"what is done is kept in {given['out']}: the same command continues"
-        with progress(self.maker, 0, self.unit, kept=kept) as bar:
-            return self.function(*first, bar=bar, **given)
+        named = given["out"] is not None
+        out = given["out"] = given["out"] if named else next_run(self.folder)
+        if Path(out).is_file():
+            raise UserError(f"cannot make a run in {out}: it is a file")
+        dry = given.pop(DRY, False)
+        title = Path(out).name if self.folder and not dry else self.maker
+        with progress(title, 0, self.unit, kept="" if dry else lambda: self._kept(Path(out), named)) as bar:
+            bar.begin(0, phase="load")
+            return self._planned(first, {**given, "bar": bar}) if dry else self.function(*first, bar=bar, **given)
+
+    def _planned(self, first: list[Any], given: dict[str, Any]) -> Any:
+        from ramify.render.result import Planned
+
+        known = inspect.signature(self.plan).parameters if self.plan else {}
+        made = self.plan(*first, **{name: value for name, value in given.items() if name in known}) if self.plan else {}
+        if isinstance(made, Planned):
+            return made
+        told = {name: str(value) for name, value in given.items() if name not in self.UNSEEN}
+        return Planned(first[0].to_json() if first else told, made)
+
+    def _kept(self, out: Path, named: bool) -> str:
+        """What an interrupted call leaves, and how to continue."""
+        from ramify.trace.connect import holds_run
+
+        if not holds_run(out):
+            return "nothing was done yet"
+        if self.resumed:
+            return f"finished work is kept: continue with `ramify resume {out}`"
+        return f"what is done is kept in {out}: the same command{'' if named else f' with --out {out}'} continues"
 
 
 def _hints(function: Callable[..., Any], settings: Any) -> dict[str, Any]:

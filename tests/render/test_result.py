@@ -12,6 +12,7 @@ import pytest
 
 from ramify import kit
 from ramify.base.config import Config
+from ramify.base.errors import UserError
 from ramify.base.progress import Progress
 from ramify.render.numbers import cell, interval, number, p_value, percent, percent_interval, points, points_interval
 from ramify.render.result import (
@@ -19,6 +20,7 @@ from ramify.render.result import (
     CurveLine,
     Curves,
     Folded,
+    Planned,
     Result,
     Section,
     Verbatim,
@@ -131,6 +133,30 @@ def open_(options: Pace, out: Annotated[Path, kit.option()], bar: Progress, n: i
     return Doors(1.0, ("left", "right"))
 
 
+@dataclass(frozen=True)
+class Tried(Planned):
+    steps: int
+
+
+def tried(options: Pace, bar: Progress) -> Tried:
+    bar.begin(options.steps)
+    return Tried(options.to_json(), {"steps": options.steps}, options.steps, caveats=("nothing opens",))
+
+
+itself = kit.Verbs("hall")
+
+
+@itself.study(settings=Pace, plan=tried, unit="steps", itself=True, folder="hall", resumed=True, keeps=False)
+def hall(options: Pace, bar: Progress, out: Annotated[Path | None, kit.option()] = None) -> Doors:
+    """Walk through the hall."""
+    assert out is not None
+    with Run.begin(out, "hall", {"steps": options.steps}):
+        bar.begin(options.steps)
+        if options.steps == 13:
+            raise KeyboardInterrupt
+    return Doors(1.0, ())
+
+
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = kit.call(app, words)
     return code, *capsys.readouterr()
@@ -181,6 +207,50 @@ def test_a_study_plans_runs_keeps_and_says_how_to_continue(tmp_path: Path, capsy
     assert call(capsys, "open", "--out", run)[0] == 0
     with Run.open(Path(run)) as opened:
         assert [kept.maker for kept in opened.results()] == ["doors open"]
+
+
+def test_a_study_names_its_own_run_and_may_plan_by_trying(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramify.base.errors import InterruptedRunError
+
+    monkeypatch.chdir(tmp_path)
+    assert kit.call(itself, ["--dry-run", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {
+        "caveats": ["nothing opens"],
+        "settings": {"steps": 3},
+        "cost_estimate": {"steps": 3},
+        "steps": 3,
+    }
+    assert err == "warning: nothing opens\n"
+    assert list(tmp_path.iterdir()) == []
+    for run in ("hall-1", "hall-2"):
+        assert kit.call(itself, []) == 0
+        with Run.open(Path("runs") / run) as opened:
+            assert opened.results() == []
+    with pytest.raises(InterruptedRunError, match=r"finished work is kept: continue with `ramify resume runs.hall-3`"):
+        kit.call(itself, ["--steps", "13"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot make a run in file: it is a file"):
+        kit.call(itself, ["--out", "file"])
+    capsys.readouterr()
+    assert kit.call(itself, ["--help"]) == 0
+    assert "`ramify resume RUN` continues what was interrupted." in capsys.readouterr().out
+
+
+def test_a_study_that_was_interrupted_before_its_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ramify.base.errors import InterruptedRunError
+
+    verbs = kit.Verbs("late")
+
+    @verbs.study()
+    def wait(out: Annotated[Path, kit.option()], bar: Progress) -> Doors:
+        """Wait."""
+        raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError, match="interrupted; nothing was done yet"):
+        kit.call(verbs, ["wait", "--out", str(tmp_path / "run")])
 
 
 def test_a_notebook_shows_a_result() -> None:

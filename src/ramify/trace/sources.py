@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,12 @@ def opened(source: Path, form: str | None = None, fields: Fields | None = None) 
 def run_folder(source: Path) -> Path | None:
     """The folder of the run that ``source`` is or names; None where it is something else."""
     return next((folder for folder in (source, RUNS / source) if (folder / FILE).is_file()), None)
+
+
+def next_run(name: str) -> Path:
+    """The next free ``runs/NAME-N``."""
+    taken = [int(found[1]) for path in RUNS.glob(f"{name}-*") if (found := re.fullmatch(rf"{name}-(\d+)", path.name))]
+    return RUNS / f"{name}-{max(taken, default=0) + 1}"
 
 
 def conclude(source: Path, maker: str, findings: Iterable[Finding], records: Iterable[Record] = ()) -> str:
