@@ -167,19 +167,20 @@ class Verbs(App):
         return register
 
     def study(
-        self, name: str = "", settings: Any = None, plan: Callable[..., Any] | None = None, unit: str = ""
+        self, name: str = "", settings: Any = None, plan: Callable[..., Any] | None = None, unit: str = "", keeps: str = "out"
     ) -> Callable[[F], F]:
-        """Register a function as the verb ``name`` that does long work in a run, ``out``, and continues it when called again.
+        """Register a function as the verb ``name`` that does long work in a run and continues it when called again.
 
         The function's parameters are those of :meth:`verb`, ``bar`` (a :class:`ramify.base.progress.Progress`, which counts in
-        ``unit``) and ``out``; it returns a Result, which the run keeps. Here stand once: ``--json``; ``--dry-run``, which prints
-        the settings and what ``plan`` says of the same arguments (name -> at most; those of them that it names) and does nothing;
-        progress; and Ctrl-C, which says that the same command continues."""
+        ``unit``) and the run, named by ``keeps``; it returns a Result, which the run keeps. Here stand once: ``--json``;
+        ``--dry-run``, which prints the settings and what ``plan`` says of the same arguments (name -> at most; those of them that
+        it names) and does nothing; progress; and Ctrl-C, which says that the same command continues. Settings that come from
+        elsewhere (a case's file) are said by a ``plan`` that returns a whole :class:`ramify.render.result.Planned`."""
 
         def register(function: F) -> F:
             called = name or function.__name__.strip("_").replace("_", "-")
             app = Verbs(called, help=f"{unwrapped(inspect.getdoc(function) or '')}\n\n{CONTINUES}", sort_key=len(self._commands))
-            app.default_command = StudyVerb(function, settings, f"{self.name[0]} {called}", plan, unit)
+            app.default_command = StudyVerb(function, settings, f"{self.name[0]} {called}", plan, unit, keeps)
             self.command(app)
             return function
 
@@ -314,8 +315,8 @@ class StudyVerb(Verb):
 
     UNSEEN = frozenset({"bar"})
 
-    def __init__(self, function: Callable[..., Any], settings: Any, maker: str, plan: Any, unit: str) -> None:
-        super().__init__(function, settings, None, None, maker, "out")
+    def __init__(self, function: Callable[..., Any], settings: Any, maker: str, plan: Any, unit: str, keeps: str = "out") -> None:
+        super().__init__(function, settings, None, None, maker, keeps)
         self.plan, self.unit = plan, unit
         self.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{CONTINUES}"
 
@@ -335,9 +336,10 @@ class StudyVerb(Verb):
         if given.pop(DRY, False):
             known = inspect.signature(self.plan).parameters if self.plan else {}
             named = {name: value for name, value in given.items() if name in known}
+            planned = self.plan(*first, **named) if self.plan else {}
             settings = first[0].to_json() if first else {name: str(value) for name, value in given.items()}
-            return Planned(settings, self.plan(*first, **named) if self.plan else {})
-        kept = f"what is done is kept in {given['out']}: the same command continues"
+            return planned if isinstance(planned, Planned) else Planned(settings, planned)
+        kept = f"what is done is kept in {given[self.keeps]}: the same command continues"
         with progress(self.maker, 0, self.unit, kept=kept) as bar:
             return self.function(*first, bar=bar, **given)
 

@@ -19,6 +19,7 @@ from ramify.render.result import (
     CurveLine,
     Curves,
     Folded,
+    Planned,
     Result,
     Section,
     Verbatim,
@@ -131,6 +132,16 @@ def open_(options: Pace, out: Annotated[Path, kit.option()], bar: Progress, n: i
     return Doors(1.0, ("left", "right"))
 
 
+def _price(run: Path, file: str) -> Planned:
+    return Planned({"steps": len(file)}, {"steps": 2 * len(file)}, caveats=("it is far",))
+
+
+@app.study("paint", plan=_price, unit="steps", keeps="run")
+def paint(run: Annotated[Path, kit.argument()], bar: Progress, file: str = "abc") -> Doors:
+    """Paint the doors of a run."""
+    raise KeyboardInterrupt
+
+
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = kit.call(app, words)
     return code, *capsys.readouterr()
@@ -181,6 +192,16 @@ def test_a_study_plans_runs_keeps_and_says_how_to_continue(tmp_path: Path, capsy
     assert call(capsys, "open", "--out", run)[0] == 0
     with Run.open(Path(run)) as opened:
         assert [kept.maker for kept in opened.results()] == ["doors open"]
+
+
+def test_a_study_of_a_run_says_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ramify.base.errors import InterruptedRunError
+
+    code, out, err = call(capsys, "paint", str(tmp_path), "--dry-run", "--json")
+    assert json.loads(out) == {"caveats": ["it is far"], "settings": {"steps": 3}, "cost_estimate": {"steps": 6}}
+    assert (code, err) == (0, "warning: it is far\n")
+    with pytest.raises(InterruptedRunError, match=f"kept in {tmp_path}: the same command continues"):
+        call(capsys, "paint", str(tmp_path))
 
 
 def test_a_notebook_shows_a_result() -> None:
