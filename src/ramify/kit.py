@@ -176,20 +176,22 @@ class Verbs(App):
         folder: str = "",
         resumed: bool = False,
         keeps: bool = True,
+        run: str = "out",
     ) -> Callable[[F], F]:
-        """Register a function as the verb ``name`` that does long work in a run, ``out``, and continues it when called again.
+        """Register a function as the verb ``name`` that does long work in a run and continues it when called again.
 
         The function's parameters are those of :meth:`verb`, ``bar`` (a :class:`ramify.base.progress.Progress`, which counts in
-        ``unit``) and ``out``; it returns a Result, which the run keeps unless it says the same itself (``keeps``). Here stand
-        once: ``--json``; ``--dry-run``, which prints the settings and what ``plan`` says of the same arguments (name -> at most,
-        or a whole :class:`ramify.render.result.Planned`; ``plan`` gets those of them that it names) and does nothing; progress;
-        and Ctrl-C, which says how to continue: with the same command, or where the run is ``resumed``, with ``ramify resume``.
-        ``folder``: without ``out`` it is the next free runs/FOLDER-N. ``itself``: as :meth:`itself`."""
+        ``unit``) and the run, named by ``run``; it returns a Result, which the run keeps unless it says the same itself
+        (``keeps``). Here stand once: ``--json``; ``--dry-run``, which prints the settings and what ``plan`` says of the same
+        arguments (name -> at most, or a whole :class:`ramify.render.result.Planned`; ``plan`` gets those of them that it names)
+        and does nothing; progress; and Ctrl-C, which says how to continue: with the same command, or where the run is
+        ``resumed``, with ``ramify resume``. ``folder``: without ``out`` it is the next free runs/FOLDER-N. ``itself``: as
+        :meth:`itself`."""
 
         def register(function: F) -> F:
             called = "" if itself else name or function.__name__.strip("_").replace("_", "-")
             maker = f"{self.name[0]} {called}".rstrip()
-            verb = StudyVerb(function, settings, maker, plan, unit, folder, resumed, keeps)
+            verb = StudyVerb(function, settings, maker, plan, unit, folder, resumed, keeps, run)
             app = self if itself else Verbs(called, sort_key=len(self._commands))
             app.help = unwrapped(verb.__doc__ or "")
             app.default_command = verb
@@ -339,8 +341,10 @@ class StudyVerb(Verb):
         folder: str = "",
         resumed: bool = False,
         keeps: bool = True,
+        run: str = "out",
     ) -> None:
-        super().__init__(function, settings, None, None, maker, "out" if keeps else "")
+        super().__init__(function, settings, None, None, maker, run if keeps else "")
+        self.run = run
         self.plan, self.unit, self.folder, self.resumed = plan, unit, folder, resumed
         self.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{RESUMES if resumed else CONTINUES}"
 
@@ -357,8 +361,8 @@ class StudyVerb(Verb):
         for one in own:
             if one.name not in self.UNSEEN:
                 given.setdefault(one.name, one.default)
-        named = given["out"] is not None
-        out = given["out"] = given["out"] if named else next_run(self.folder)
+        named = given[self.run] is not None
+        out = given[self.run] = given[self.run] if named else next_run(self.folder)
         if Path(out).is_file():
             raise UserError(f"cannot make a run in {out}: it is a file")
         dry = given.pop(DRY, False)

@@ -157,6 +157,16 @@ def hall(options: Pace, bar: Progress, out: Annotated[Path | None, kit.option()]
     return Doors(1.0, ())
 
 
+def _price(run: Path, file: str) -> Planned:
+    return Planned({"steps": len(file)}, {"steps": 2 * len(file)}, caveats=("it is far",))
+
+
+@app.study("paint", plan=_price, unit="steps", run="run")
+def paint(run: Annotated[Path, kit.argument()], bar: Progress, file: str = "abc") -> Doors:
+    """Paint the doors of a run."""
+    raise KeyboardInterrupt
+
+
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = kit.call(app, words)
     return code, *capsys.readouterr()
@@ -251,6 +261,18 @@ def test_a_study_that_was_interrupted_before_its_run_says_so(tmp_path: Path, cap
 
     with pytest.raises(InterruptedRunError, match="interrupted; nothing was done yet"):
         kit.call(verbs, ["wait", "--out", str(tmp_path / "run")])
+
+
+def test_a_study_of_a_run_says_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ramify.base.errors import InterruptedRunError
+
+    code, out, err = call(capsys, "paint", str(tmp_path), "--dry-run", "--json")
+    assert json.loads(out) == {"caveats": ["it is far"], "settings": {"steps": 3}, "cost_estimate": {"steps": 6}}
+    assert (code, err) == (0, "warning: it is far\n")
+    with Run.create(tmp_path, {}):
+        pass
+    with pytest.raises(InterruptedRunError, match=f"kept in {tmp_path}: the same command continues"):
+        call(capsys, "paint", str(tmp_path))
 
 
 def test_a_notebook_shows_a_result() -> None:

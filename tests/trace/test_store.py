@@ -441,3 +441,21 @@ def test_a_step_of_the_journal_is_done_once(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"step 'odd': 'start' must be a valid integer, not 'far'"):
             run.once("step", "odd", Span, make)
     assert calls == ["made", "made"]
+
+
+def test_a_step_is_kept_with_what_no_record_says_or_not_at_all(tmp_path: Path) -> None:
+    def refused(made: Span) -> None:
+        opened.replace_judge("slot", "b")
+        raise ValueError("not now")
+
+    with Run.create(tmp_path / "run", {}) as opened:
+        opened.once("step", "1", Span, lambda: (Span("n", 1, 2), ()), lambda made: opened.replace_judge("slot", "a"))
+        with pytest.raises(ValueError, match="not now"):
+            opened.once("step", "2", Span, lambda: (Span("m", 1, 2), ()), refused)
+    with Run.open(tmp_path / "run", write=True) as opened:
+        assert opened.incumbents() == {"slot": "a"}
+        assert opened.memo("step", Span) == {"1": Span("n", 1, 2)}
+        opened.once("step", "1", Span, lambda: (Span("n", 1, 2), ()), refused)  # held: nothing is done again
+        opened.log("step", "odd", {"name": 1})
+        with pytest.raises(UserError, match="step 'odd'"):
+            opened.memo("step", Span)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -35,9 +36,28 @@ def wilson(successes: float, n: float, level: float = 0.95) -> Interval:
     return (0.0 if successes == 0 else max(0.0, centre - half)), (1.0 if successes == n else min(1.0, centre + half))
 
 
+@dataclass(frozen=True, slots=True)
+class Proportion:
+    """``k`` of ``n`` for a report, with its interval."""
+
+    value: float
+    interval: Interval | None
+    k: int
+    n: int
+
+    @classmethod
+    def of(cls, k: int, n: int, level: float = 0.95) -> Proportion | None:
+        """With Wilson's interval; None of nothing."""
+        return None if n == 0 else cls(k / n, wilson(k, n, level), k, n)
+
+    def __str__(self) -> str:
+        return f"{self.k} of {self.n}"
+
+
 def proportion(k: int, n: int, level: float = 0.95) -> dict[str, Any] | None:
-    """``k`` of ``n`` as a record for reports: value, Wilson interval, k, n; None of nothing."""
-    return None if n == 0 else {"value": k / n, "interval": list(wilson(k, n, level)), "k": k, "n": n}
+    """:meth:`Proportion.of` as a table of value, interval, k and n."""
+    found = Proportion.of(k, n, level)
+    return None if found is None else {**asdict(found), "interval": list(found.interval or ())}
 
 
 def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Interval:

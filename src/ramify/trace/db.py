@@ -350,27 +350,49 @@ class Run:
         self._count(1)
         return cursor.rowcount > 0
 
-    def once(self, kind: str, key: str, of: type[T], make: Callable[[], tuple[T, Iterable[Record]]]) -> T:
+    def once(
+        self,
+        kind: str,
+        key: str,
+        of: type[T],
+        make: Callable[[], tuple[T, Iterable[Record]]],
+        also: Callable[[T], object] = lambda made: None,
+    ) -> T:
         """The journal as memo: what it holds as ``key`` of ``kind``, read as ``of``; else what ``make`` returns, which is
-        committed whole together with its records. Raises as :meth:`add`, and UserError where what is held is no ``of``."""
+        committed whole together with its records and with what ``also`` does, for what no record says (a judge that is replaced).
+
+        Raises as :meth:`add`, and UserError where what is held is no ``of``."""
         held = self._held(kind, key, of)
-        return self._make(kind, key, *make()) if held is None else held[0]
+        return self._make(kind, key, *make(), also) if held is None else held[0]
 
     async def once_awaited(
-        self, kind: str, key: str, of: type[T], make: Callable[[], Awaitable[tuple[T, Iterable[Record]]]]
+        self,
+        kind: str,
+        key: str,
+        of: type[T],
+        make: Callable[[], Awaitable[tuple[T, Iterable[Record]]]],
+        also: Callable[[T], object] = lambda made: None,
     ) -> T:
         """:meth:`once` of what must be awaited."""
         held = self._held(kind, key, of)
-        return self._make(kind, key, *await make()) if held is None else held[0]
+        return self._make(kind, key, *await make(), also) if held is None else held[0]
+
+    def memo(self, kind: str, of: type[T]) -> dict[str, T]:
+        """All that :meth:`once` did of one ``kind``: by key in order, read as ``of``. Raises UserError where an entry is none."""
+        return {one.key: self._read(kind, one.key, of, one.payload) for one in self.journal(kind)}
 
     def _held(self, kind: str, key: str, of: type[T]) -> tuple[T] | None:
         known = self.journal(kind, key)
-        return (codec.from_json(of, known[0].payload, f"{self.folder}, {kind} '{key}'"),) if known else None
+        return (self._read(kind, key, of, known[0].payload),) if known else None
 
-    def _make(self, kind: str, key: str, made: T, records: Iterable[Record]) -> T:
+    def _read(self, kind: str, key: str, of: type[T], payload: Any) -> T:
+        return codec.from_json(of, payload, f"{self.folder}, {kind} '{key}'")
+
+    def _make(self, kind: str, key: str, made: T, records: Iterable[Record], also: Callable[[T], object]) -> T:
         with self.transaction():
             self.add(*records)
             self.log(kind, key, codec.to_json(made))
+            also(made)
         return made
 
     def commit(self) -> None:
