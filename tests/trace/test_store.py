@@ -289,7 +289,7 @@ def test_damage_inside_is_named(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         grow(run, 2000)
     content = bytearray((tmp_path / "run" / "run.sqlite").read_bytes())
-    content[8192:-8192] = bytes(len(content) - 16384)
+    content[1 << 18 : -8192] = bytes(len(content) - (1 << 18) - 8192)  # behind the list of tables
     (tmp_path / "run" / "run.sqlite").write_bytes(content)
     with Run.open(tmp_path / "run") as run, pytest.raises(RamifyError, match=r"cannot read .*run\.sqlite"):
         run.tree("t")

@@ -8,7 +8,18 @@ from pathlib import Path
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.problem import Problem
 from ramify.trace.db import Run
-from ramify.trace.node import Annotation, Context, Finding, JournalEntry, Node, Provenance, Score, TokenValues, TreeInfo
+from ramify.trace.node import (
+    Annotation,
+    AttemptRecord,
+    Context,
+    Finding,
+    JournalEntry,
+    Node,
+    Provenance,
+    Score,
+    TokenValues,
+    TreeInfo,
+)
 
 MOST = 20
 """Problems of one check that are listed; the rest are counted."""
@@ -42,7 +53,7 @@ def _file(run: Run) -> Iterator[str]:
 
 def _records(run: Run) -> Iterator[str]:
     """Every record decodes; nodes, contexts and provenances have the content that their hash says."""
-    for kind in (TreeInfo, Provenance, Context, Node, TokenValues, Annotation, Score, Finding, JournalEntry):
+    for kind in (TreeInfo, Provenance, Context, Node, AttemptRecord, TokenValues, Annotation, Score, Finding, JournalEntry):
         yield from run.unreadable(kind)
 
 

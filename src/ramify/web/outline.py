@@ -21,7 +21,7 @@ from ramify.stats.intervals import wilson
 from ramify.trace.context import changed
 from ramify.trace.db import Run
 from ramify.trace.node import Annotation, Node
-from ramify.trace.outcome import is_reward
+from ramify.trace.outcome import by_leaf, is_reward
 from ramify.web.steps import ShownStep, TaskTree, outcome_of
 
 MOST_CHOICES = 20_000
@@ -230,9 +230,10 @@ def outline_json(run: Run, tree: TaskTree, found: Outline, explained: Mapping[st
     messages = _Messages()
     states: dict[str, int] = {}
     scores: dict[int, list[list[str]]] = {}
+    records = by_leaf(run.attempts(tree=tree.info.name))
     for score in run.scores(tree=tree.info.name):
         shown = "none" if score.value is None else f"{score.value:.4g}"
-        unit = outcome_of(score) if is_reward(score.unit) else score.unit
+        unit = outcome_of(records.get(score.node), score) if is_reward(score.unit) else score.unit
         scores.setdefault(found.of.get(score.node, 0), []).append([_text(score.scorer), shown, _text(unit), score.node])
     inside = _inside(run, tree, found)
     rows = []
