@@ -4,7 +4,8 @@
 
 Each part runs in a process of its own, so that its peak memory is its own. CPU time is that of the process (user and system),
 wall time depends on what else the machine does. A rollout here is one tree leaf of four nodes of 100 tokens (a given prompt and
-three sampled turns) with log-probs, mask and ends, and the record of its attempt; prompts are shared by the eight rollouts of a task.
+three sampled turns) with log-probs, mask and ends, and the record of its attempt; prompts are shared by the eight rollouts of a
+task.
 """
 
 from __future__ import annotations
