@@ -4,7 +4,8 @@
 
 Each part runs in a process of its own, so that its peak memory is its own. CPU time is that of the process (user and system),
 wall time depends on what else the machine does. A rollout here is one tree leaf of four nodes of 100 tokens (a given prompt and
-three sampled turns) with log-probs, mask and ends; prompts are shared by the eight rollouts of a task.
+three sampled turns) with log-probs, mask and ends, and the record of its attempt; prompts are shared by the eight rollouts of a
+task.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from ramify.trace.db import Run
-from ramify.trace.node import Node, Score, make_node
+from ramify.trace.node import AttemptRecord, Node, Score, make_node
 
 TOKENS, TURNS, GROUP = 100, 3, 8
 
@@ -64,7 +65,8 @@ def write(folder: Path, rollouts: int) -> dict[str, float]:
         for rollout in range(rollouts):
             if rollout % GROUP == 0:
                 run.add_tree(f"task-{rollout // GROUP}", {"id": rollout // GROUP})
-            run.add(*nodes_of(rollout, tokens, logprobs))
+            nodes = nodes_of(rollout, tokens, logprobs)
+            run.add(*nodes, AttemptRecord(nodes[-1].id, nodes[-1].tree, index=rollout, outcome=True, reward=1.0))
         run.commit()
         count = len(run)
     made = making.cpu / (2000 * (1 + TURNS))

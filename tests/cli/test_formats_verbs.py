@@ -26,7 +26,7 @@ def test_help_lists_every_format_and_setting(verb: Any) -> None:
 def test_settings_of_a_format(verb: Any, chats: Path) -> None:
     assert verb("export", "chats", "a.parquet", "--records=trees", "--json").json["rows"] == 2
     assert verb("export", "chats", "b.parquet", "--records", "trees", "--json").json["rows"] == 2
-    assert verb("export", "chats", "c", "--to", "jsonl", "--json").json["rows"] == 10
+    assert verb("export", "chats", "c", "--to", "jsonl", "--json").json["rows"] == 12
     assert (
         verb.refused("export", "chats", "d.parquet", "--recods", "trees") == "unknown option --recods (did you mean '--records'?)"
     )

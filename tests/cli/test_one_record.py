@@ -7,6 +7,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ def record(folder: Path) -> None:
             task = next(task for task in TASKS if env.reset(task, 0).text == messages[0].text)
             env.reset(task, 0)
             outcome = any(bool(env.step(one.text).outcome) for one in messages if one.role == "assistant")
-            run.add(Score(leaf, "env", float(outcome), evidence={"outcome": outcome}, judges={"env": "household"}))
+            (record,) = run.attempts(leaf=leaf)
+            run.add(replace(record, outcome=outcome, reward=float(outcome)))
+            run.add(Score(leaf, "env", float(outcome), judges={"env": "household"}))
 
 
 def found(run: Path, maker: str) -> list[Finding]:

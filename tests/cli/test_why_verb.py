@@ -65,14 +65,14 @@ def test_every_kind_of_change(verb, halls: Path, here: Path) -> None:
 
 
 def test_where_no_step_stands_out_there_is_nothing_to_change(verb, halls: Path) -> None:
-    text = verb("why", halls, "--least", 0.6, "--do", "resample").out
+    text = verb("why", halls, "--least", 0.9, "--do", "resample").out
     assert text.startswith("No step stands out: success was ")
     assert "none stands out: nothing was changed" in text
-    assert verb("why", halls, "--least", 0.6, "--do", "resample", "--json").json["do"] == []
+    assert verb("why", halls, "--least", 0.9, "--do", "resample", "--json").json["do"] == []
 
 
 def test_credit_shared_over_the_steps(verb, halls: Path) -> None:
-    text = verb("why", halls, "--least", 0.6).out
+    text = verb("why", halls, "--least", 0.9).out
     assert text.startswith("No step stands out: success was ")
     command = next(line for line in text.splitlines() if line.startswith("Several steps may have lost it together: "))
     text = verb(*command.partition("`ramify ")[2].rstrip("`").split()).out

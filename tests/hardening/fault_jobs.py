@@ -17,7 +17,7 @@ import numpy as np
 from ramify.base.errors import RamifyError, UserError
 from ramify.trace.db import Run
 from ramify.trace.jsonl import _encode, _records
-from ramify.trace.node import Annotation, Provenance, Score, TokenValues, make_node
+from ramify.trace.node import Annotation, AttemptRecord, Provenance, Score, TokenValues, make_node
 
 ROUNDS = 3
 
@@ -103,7 +103,7 @@ class Store(Job):
                     TokenValues(node.id, "credit", "m", np.zeros(500)),
                     Annotation(node.id, 3, "n", "m", 1),
                 )
-                run.add(Score(node.id, "env", 1.0, judges={"env": "e"}))
+                run.add(Score(node.id, "env", 1.0, judges={"env": "e"}), AttemptRecord(node.id, tree, outcome=True, reward=1.0))
                 run.log("round", str(number), {"blob": blob})
             promise(str(number))
 
@@ -118,6 +118,7 @@ class Store(Job):
                 2 * len(done),
                 *[len(done)] * 3,
             )
+            assert len(run.attempts()) == len(done)
             assert all(len(run.get_blob(blob)) == 20_000 for blob in done.values())
 
     def digest(self, folder: Path) -> Any:

@@ -20,7 +20,7 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.jsonl import write_lines
 from ramify.trace.message import plain
-from ramify.trace.node import Node, Provenance, Score, make_node
+from ramify.trace.node import AttemptRecord, Node, Provenance, Score, make_node
 
 log_module = pytest.importorskip("inspect_ai.log", reason="inspect_ai is not installed: THE inspect DOOR IS NOT TESTED")
 pytestmark = [
@@ -170,7 +170,11 @@ def test_a_run_of_ramify_as_a_log(tmp_path: Path) -> None:
         )
         cut = make_node("t", fork.id, 1, "user", "time is up", tokens=[8], ends=[10], reward=0.0, stop="truncated")
         run.add(ask, *replies, fork, end, cut)
-        run.add(Score(end.id, "env", 1.0, evidence={"outcome": True}), Score(cut.id, "judge", None, "points", judges={"a": "j"}))
+        run.add(
+            AttemptRecord(end.id, "t", index=1, outcome=True, reward=1.0),
+            Score(end.id, "env", 1.0),
+            Score(cut.id, "judge", None, "points", judges={"a": "j"}),
+        )
         for name in ("one.eval", "two.eval"):
             assert inspect_logs.write_log(run, tmp_path / name) == 2
     one, two = read(tmp_path / "one.eval"), read(tmp_path / "two.eval")

@@ -25,7 +25,7 @@ from ramify.rollout.compact import DropOldest
 from ramify.score.match import ExactMatch
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
-from ramify.trace.node import Context, Score, Span, TokenValues, make_node
+from ramify.trace.node import AttemptRecord, Context, Score, Span, TokenValues, make_node
 
 
 @pytest.fixture(scope="module")
@@ -371,11 +371,11 @@ def test_tree_rollouts_give_environments_back_and_train_a_shared_end_once(
 def test_an_attempt_that_a_boundary_cut_off_is_no_conversation(hand: tuple[Run, str, str], tmp_path: Path) -> None:
     run, reply, _ = hand
     assert write_sft(run, tmp_path / "a.jsonl") == 2
-    run.add(Score(reply, "env", None, evidence={"outcome": None, "failure": "provider: no answer"}))
+    run.add(AttemptRecord(reply, "t", index=99, failure="provider: no answer"))
     assert write_sft(run, tmp_path / "b.jsonl") == 2, "what it sampled belongs to the attempt that continued from there"
     assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
     before = write_steps(run, tmp_path / "s.jsonl")
-    assert [row["reward"] for row in read_steps(tmp_path / "s.jsonl")] == [1.0, 0.0][:before]
+    assert sorted(row["reward"] for row in read_steps(tmp_path / "s.jsonl")) == [0.0, 1.0][:before]
 
 
 def test_a_missing_trl_and_a_moved_seam_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,11 +576,10 @@ def test_live_trees_train_the_very_model_that_samples_them(tmp_path: Path) -> No
         trainer.train()
         assert [info.group for info in run.trees()] == ["call-000000"] * 2 + ["call-000001"] * 2
         for info in run.trees():
-            starts = [v.evidence["start"] for v in run.scores(tree=info.name)]
+            starts = [one.start for one in run.attempts(tree=info.name)]
             assert len(starts) == 6
-            first = run.tree(info.name).root
-            assert sum(run.tree(info.name).node(start).parent == first.id for start in starts) >= 3
-            assert any(run.tree(info.name).node(start).parent != first.id for start in starts)
+            assert starts.count(None) >= 3
+            assert any(starts)
         weights = {
             run.provenance(node.provenance).weights for info in run.trees() for node in run.nodes(info.name) if node.provenance
         }

@@ -188,7 +188,9 @@ def test_older_results(tmp_path: Path) -> None:
         assert three.data["result"]["error"]["error_chain_str"] == "gone"
         assert [{(v.scorer, v.unit): v.value for v in run.scores(node=n.id)} for n in (one, two, three)] == [
             {("imported", "reward"): value, ("exact", "metric"): 1.0} for value in (1.0, None, None)]  # fmt: skip
-        assert [v.evidence for v in run.scores(node=three.id, scorer="imported")] == [{"failure": "ModelError", "reported": 0.0}]
+        assert [v.evidence for v in run.scores(node=three.id, scorer="imported")] == [{"reported": 0.0}]
+        assert [(r.outcome, r.reward, r.truncated, r.failure) for n in (one, two, three) for r in run.attempts(leaf=n.id)] == [
+            (None, 1.0, False, None), (None, None, True, None), (None, None, False, "ModelError")]  # fmt: skip
         assert [(m.role, m.text) for m in run.tree("sums/4").path(run.tree("sums/4").leaves()[0].id).messages()] == [
             ("user", "q"), ("assistant", "3")]  # fmt: skip
 

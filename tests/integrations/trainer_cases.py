@@ -9,7 +9,7 @@ from ramify.engine.checkpoints import model_folder
 from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.jobs.play import play
 from ramify.trace.db import Run
-from ramify.trace.node import Score, make_node
+from ramify.trace.node import AttemptRecord, Score, make_node
 
 
 def household_run(folder: Path, tasks: int = 4, attempts: int = 4) -> Path:
@@ -41,5 +41,7 @@ def token_tree(run: Run, name: str = "t") -> tuple[str, str, str]:
         name, reply.id, 2, "assistant", "c", tokens=[6], sampled=[1], logprobs=[-1.0], ends=[1], opens=False, index=1
     )
     run.add(root, prompt, reply, seen, fork)
-    run.add(Score(seen.id, "env", 1.0, evidence={"outcome": True}), Score(fork.id, "env", 0.0, evidence={"outcome": False}))
+    run.add(Score(seen.id, "env", 1.0), Score(fork.id, "env", 0.0))
+    run.add(AttemptRecord(seen.id, name, outcome=True, reward=1.0))
+    run.add(AttemptRecord(fork.id, name, reply.id, 2, index=1, outcome=False, reward=0.0))
     return prompt.id, reply.id, fork.id

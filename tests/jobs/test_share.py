@@ -157,8 +157,6 @@ def test_budgets_and_mistakes(tmp_path: Path) -> None:
         assert found(stored) == [none]
     with pytest.raises(UserError, match="say what plays"):
         ramify.why(run, share=True)
-    with pytest.raises(UserError, match="at most 1000 walks"):
-        ramify.why(run, model=agent(), env=Rooms(), share=True, n=2000, first=1, describe=0)
     refusing = failed_run(tmp_path / "refusing", Rooms(refuses=True))
     with pytest.raises(RamifyError, match="every continuation failed"):
         ramify.why(refusing, model=ScriptedModel(["a"] * 6, name="a"), env=Rooms(refuses=True), share=True)

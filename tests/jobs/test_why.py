@@ -87,7 +87,7 @@ def test_a_changed_context_helps_where_it_says_something_and_not_where_it_does_n
 def test_a_success_says_what_won_it(tmp_path: Path) -> None:
     run = failed_run(tmp_path / "run")
     with Run.open(run) as stored:
-        won = next(score.node for score in stored.scores(scorer="env") if score.evidence["outcome"])
+        won = next(one.leaf for one in stored.attempts() if one.outcome)
     why = ramify.why(run, won, model=agent(), env=Halls(), n=64, first=32)
     assert why.attempt == won
     assert why.headline.startswith("Won at `left`") or why.verdict == "none"

@@ -26,7 +26,7 @@ from ramify.rollout.run import Episodes
 from ramify.rollout.wire import Sink, add_records, pack_error, read_records, unpack_answer, write_records
 from ramify.trace.db import Run
 from ramify.trace.jsonl import write_lines
-from ramify.trace.node import Context, Insert, Provenance, Score, Span, TreeInfo, make_node
+from ramify.trace.node import AttemptRecord, Context, Insert, Provenance, Score, Span, TreeInfo, make_node
 
 HERE = Path(__file__).parent
 TASKS = list(HouseholdEnvironment().task_set("train", 6, 3))
@@ -106,9 +106,9 @@ def test_what_kills_every_worker_is_a_failed_attempt_and_the_others_continue(
     assert (result["failed"], result["n"], result["missing"]) == (1, len(task_set) - 1, 0)
     assert "engine: the worker that played this died 3 times" in next(iter(result["failures"]))
     with Run.open(tmp_path / "run") as run:
-        (score,) = run.scores(tree=doomed.id)
-        assert score.value is None
-        assert "died 3 times" in score.evidence["failure"]
+        (record,) = run.attempts(tree=doomed.id)
+        assert (record.outcome, record.reward, run.scores(tree=doomed.id)) == (None, None, [])
+        assert "died 3 times" in str(record.failure)
     (tmp_path / "deaths").write_bytes(b"")  # whatever it was is mended: the same call plays what failed
     again = Collection(config).collect(tmp_path / "run")
     assert (again["failed"], again["n"]) == (0, len(task_set))
@@ -283,11 +283,13 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     context = Context((Span(odd.id, 0, 1), Insert("...", (7,), "user")))
     provenance = Provenance("m", "w", {"temperature": 0.1}, 3, {"edit": 1})
     score = Score(odd.id, "env", 0.1 + 0.2, evidence={"a": None}, cost={"x": 1.0}, judges={"env": "j"})
-    records = [TreeInfo("t", {"id": "\ud800"}, "g", {"a": 1}), provenance, context, b"\x00blob", root, odd, infinite, score]
+    attempt = AttemptRecord(odd.id, "t", root.id, 0, "fork", 3, None, 0.1 + 0.2, True, "\ud800", provenance.hash)
+    made = [provenance, context, b"\x00blob", root, odd, infinite]
+    records = [TreeInfo("t", {"id": "\ud800"}, "g", {"a": 1}), *made, attempt, score]
     back = list(read_records(write_records(records)))
     assert [type(r) for r in back] == [type(r) for r in records]
     assert back[:4] == records[:4]
-    assert back[-1] == score
+    assert back[-2:] == [attempt, score]
     for was, now in zip(records[4:7], back[4:7], strict=True):
         assert was.id == now.id
         assert was.reward == now.reward

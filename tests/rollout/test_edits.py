@@ -133,8 +133,10 @@ def test_forks_with_a_start_of_their_own_are_read_again(made: Episodes) -> None:
 
 def test_a_fork_without_an_edit_at_the_parents_index_is_the_parent(made: Episodes) -> None:
     attempt = first(made)
-    same = asyncio.run(made.edited(attempt.tree, TASK, attempt.turns[1].node.id, 0, 0))
+    same = asyncio.run(made.edited(attempt.tree, TASK, attempt.turns[1].node.id, 0, 0, purpose="rollout"))
     assert same.leaf == attempt.leaf
+    other = asyncio.run(made.edited(attempt.tree, TASK, attempt.turns[1].node.id, 0, 0))
+    assert other.turns[0].node.id != attempt.turns[1].node.id, "a fork at that index is another sample"
 
 
 def test_several_edits_share_one_control_and_one_correction(made: Episodes) -> None:
@@ -274,15 +276,18 @@ class Shaky(HouseholdEnvironment):
         return env
 
 
-def test_a_failed_attempt_that_continues_leaves_no_empty_score_behind(tmp_path: Path) -> None:
+def test_a_failed_attempt_that_continues_leaves_no_failure_behind(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         environment = Shaky()
         made = episodes(run, environment=environment)
         failed = asyncio.run(made.attempt("t", TASK, 0))
         other = asyncio.run(made.attempt("t", TASK, 1))
         assert "lights" in str(failed.failure)
-        assert [v.value for v in run.scores(scorer="env")] == [None, None]
+        assert {(one.index, one.failure, one.success) for one in run.attempts()} == {
+            (0, failed.failure, None), (1, other.failure, None)}  # fmt: skip
+        assert run.scores() == []
         environment.failing = False
         done = asyncio.run(made.attempt("t", TASK, 0))
         assert done.failure is None
-        assert {(v.node, v.value) for v in run.scores(scorer="env")} == {(done.leaf, 0.0), (other.leaf, None)}
+        assert {(one.leaf, one.failure) for one in run.attempts()} == {(done.leaf, None), (other.leaf, other.failure)}
+        assert [(v.node, v.value) for v in run.scores()] == [(done.leaf, 0.0)]

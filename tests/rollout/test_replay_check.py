@@ -176,8 +176,9 @@ def test_a_environment_that_answers_otherwise_is_a_failure_on_the_tree(
         assert said in failed.failure
         assert (failed.outcome, failed.turns, failed.leaf) == (None, (), first.turns[2].answer.id)
         run.commit()
-        (score,) = run.scores(node=failed.leaf)
-        assert (score.value, score.evidence["failure"]) == (None, failed.failure)
+        (record,) = run.attempts(leaf=failed.leaf)
+        assert (record.outcome, record.reward, record.failure) == (None, None, failed.failure)
+        assert run.scores(node=failed.leaf) == []
 
 
 def test_a_start_that_varies_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
+from ramify.trace.node import AttemptRecord
 from ramify.trace.view import TokenMessage, views
 from ramify.train.batch import row_from_path
 
@@ -77,8 +78,10 @@ def test_an_attempt_is_stored_whole(tmp_path: Path, tokens: bool) -> None:
         assert said[1] == ("assistant", attempt.turns[0].node.text)
         assert attempt.truncated
         assert attempt.outcome is False
-        score = run.scores(node=attempt.leaf)[0]
-        assert (score.value, score.evidence["truncated"]) == (0.0, True)
+        assert [score.value for score in run.scores(node=attempt.leaf)] == [0.0]
+        (record,) = run.attempts(leaf=attempt.leaf)
+        by = made.provenance.hash
+        assert record == AttemptRecord(attempt.leaf, attempt.tree, None, 0, "rollout", 0, False, 0.0, True, None, by)
 
 
 def test_training_tokens_are_the_sampled_ones_even_if_encoding_again_would_merge(tmp_path: Path) -> None:
@@ -217,7 +220,8 @@ def test_a_failure_becomes_data_and_siblings_continue(tmp_path: Path) -> None:
         failed = [a for a in attempts if a.failure]
         assert failed
         assert all(a.outcome is None and "the roof fell in" in str(a.failure) for a in failed)
-        assert all(run.scores(node=a.leaf)[0].value is None for a in failed)
+        assert sorted(str(a.failure) for a in failed) == sorted(one.failure for one in run.attempts() if one.failure)
+        assert all(not run.scores(node=a.leaf) for a in failed)
 
 
 def test_a_spent_budget_ends_cleanly(tmp_path: Path) -> None:

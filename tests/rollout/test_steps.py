@@ -13,7 +13,7 @@ from ramify.env.protocol import Observation, Task
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
-from ramify.rollout.attempts import INDICES, Attempt
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.fork import fork
 from ramify.rollout.potential import Fixed, RunCounts, UntilLost, potential
 from ramify.rollout.run import Episodes
@@ -72,14 +72,23 @@ def test_a_purpose_has_samples_of_its_own(tmp_path: Path) -> None:
         made, attempt = played(run, False)
         trace = step_trace(made, attempt)
         node = trace.nodes[0]
-        for purpose in ("scan 2", "scan 9"):  # hashes of these are equal in their last three digits
+        for purpose in ("scan 2", "scan 9"):
             count(Steps(made), trace, 20, purpose)
-        indices = [child.index for child in made.load("t").children(node) if child.index >= INDICES]
-        assert len(indices) == len(set(indices)) == 40
-
-        plain = asyncio.run(fork(made, "t", TASK, node, None, 4))  # takes no index of a purpose
-        assert max(child.index for child in made.load("t").children(node) if child.parent == node) < 2**53
-        assert sorted(a.index for a in plain.arm.attempts) == [attempt.index + 1 + i for i in range(4)]
+        plain = asyncio.run(fork(made, "t", TASK, node, None, 4))
+        assert sorted(a.index for a in plain.arm.attempts) == [0, 1, 2, 3]
+        again = asyncio.run(fork(made, "t", TASK, node, None, 4))
+        assert sorted(a.index for a in again.arm.attempts) == [4, 5, 6, 7], "the same purpose takes new samples"
+        below = made.load("t").children(node)
+        assert {p: sorted(one.index for one in below if one.purpose == p) for p in {one.purpose for one in below}} == {
+            "rollout": [*range(attempt.index + 1)],
+            "scan 2": [*range(20)],
+            "scan 9": [*range(20)],
+            "fork": [*range(8)],
+        }
+        said = {p: [one.text for one in below if one.purpose == p] for p in ("scan 2", "scan 9")}
+        assert said["scan 2"] != said["scan 9"], "equal indices of two purposes are two samples"
+        assert {one.purpose for one in run.attempts() if not one.fork} == {"rollout"}
+        assert {one.purpose for one in run.attempts() if one.fork} == {"scan 2", "scan 9", "fork"}
 
 
 def test_counts_stay_in_the_run_and_a_second_call_samples_the_rest(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 from ramify.trace.db import Run
-from ramify.trace.node import Score, TokenValues, make_node
+from ramify.trace.node import AttemptRecord, Score, TokenValues, make_node
 
 
 def write(folder: str, start: int, promises: int) -> None:
@@ -33,7 +33,9 @@ def write(folder: str, start: int, promises: int) -> None:
             )  # fmt: skip
             ids.append(node.id)
             run.add(node, TokenValues(node.id, "entropy", "m", np.zeros(50)))
-        run.add(Score(node.id, "env", 1.0, judges={"env": "e"}))
+        run.add(
+            Score(node.id, "env", 1.0, judges={"env": "e"}), AttemptRecord(node.id, tree, index=rollout, outcome=True, reward=1.0)
+        )
         run.log("rollout", str(rollout))
         run.commit()
         os.write(promises, f"{rollout} {' '.join(ids)}\n".encode())
@@ -66,6 +68,7 @@ def check(folder: str, promised: dict[int, list[str]]) -> None:
         done = {int(entry.key) for entry in run.journal("rollout")}
         assert set(promised) <= done
         assert len(run.scores()) == len(done)
+        assert {one.index for one in run.attempts()} == done
         assert len(run.token_values()) == 4 * len(done)
         assert len(stored) == 4 * len(done) + len(run.trees())
         assert next(run._rows("PRAGMA integrity_check")) == ("ok",)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ramify.trace.db import Run
-from ramify.trace.node import Insert, Node, Score, make_node
+from ramify.trace.node import AttemptRecord, Insert, Node, Score, make_node
 from ramify.trace.path import Path
 from ramify.trace.view import messages_of, opening_of, steps_of, token_messages, views
 
@@ -88,8 +88,9 @@ def test_attempts_of_a_run_and_how_they_ended(tmp_path: File) -> None:
         asked = make_node("up/t", root.id, 0, "user", "?")
         won, lost, broken, left = (make_node("up/t", asked.id, 1, "assistant", f"reply {i}", index=i) for i in range(4))
         run.add(root, asked, won, lost, broken, left)
-        run.add(Score(won.id, "env", 0.2), Score(lost.id, "env", 1.0, evidence={"outcome": False, "truncated": True}))
-        run.add(Score(broken.id, "env", None, evidence={"failure": "503"}))
+        run.add(Score(won.id, "env", 0.2), Score(lost.id, "env", 1.0))
+        run.add(AttemptRecord(lost.id, "up/t", outcome=False, reward=1.0, truncated=True, index=1))
+        run.add(AttemptRecord(broken.id, "up/t", failure="503", index=2))
         found = {view.leaf: view for view in views(run)}
         assert found.keys() == {won.id, lost.id, broken.id}
         assert views(run).__next__().leaf == min(found)

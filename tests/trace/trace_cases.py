@@ -8,7 +8,20 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ramify.trace.db import Run
-from ramify.trace.node import STOPS, Annotation, Context, Finding, Insert, Node, Provenance, Score, Span, TokenValues, make_node
+from ramify.trace.node import (
+    STOPS,
+    Annotation,
+    AttemptRecord,
+    Context,
+    Finding,
+    Insert,
+    Node,
+    Provenance,
+    Score,
+    Span,
+    TokenValues,
+    make_node,
+)
 
 TEXT = st.text(st.characters(), max_size=12)  # lone surrogates and NUL included
 JSON = st.recursive(
@@ -88,11 +101,21 @@ def fill(run: Run) -> dict[str, str]:
     run.add(PROVENANCE, context, root, ask, *sampled, fork, odd)
     run.add(TokenValues(fork.id, "credit", "graph", np.array([0.5])), TokenValues(odd.id, "credit", "graph", np.array([np.nan])))
     run.add(Annotation(ask.id, 2, "why", "graph", {"V": 0.25}), Annotation(ask.id, 4, "note", "me", "end"))
-    run.add(Score(fork.id, "env", 1.0, judges={"env": "j0"}, evidence={"outcome": True}))
+    run.add(Score(fork.id, "env", 1.0, judges={"env": "j0"}, evidence={"steps": 2}))
+    run.add(*attempts({"drawn": sampled[0].id, "fork": fork.id}))
     run.add(Score(fork.id, "judge", None, "points", 0.5, cost={"tokens": 12.0}, judges={"a": "j1", "b": "j2"}))
     run.log("update", "000", {"done": True})
     run.commit()
     return {"root": root.id, "ask": ask.id, "drawn": sampled[0].id, "fork": fork.id, "odd": odd.id, "blob": blob}
+
+
+def attempts(ids: dict[str, str]) -> list[AttemptRecord]:
+    """Attempts that end at nodes of :func:`fill`."""
+    tree, by = "update-000/task-1", PROVENANCE.hash
+    return [
+        AttemptRecord(ids["drawn"], tree, failure="lone \ud800", provenance=by),
+        AttemptRecord(ids["fork"], tree, ids["drawn"], 2, "why: \x00", 7, True, 1.0, True, None, by),
+    ]
 
 
 def findings(ids: dict[str, str]) -> list[Finding]:

@@ -13,7 +13,7 @@ from ramify.rollout.potential import counts_annotation
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import wilson
 from ramify.trace.db import Run
-from ramify.trace.node import Finding, Node, Provenance, Score, make_node
+from ramify.trace.node import AttemptRecord, Finding, Node, Provenance, Score, make_node
 from ramify.trace.outcome import settled
 from ramify.web.drawn import DrawnFinding, DrawnTree, drawn
 from ramify.web.outline import Outline, outline
@@ -44,7 +44,9 @@ class Grown:
         return self._add(reply, "user", answer, data={"edit": {"replace": edit}} if edit else {})
 
     def end(self, node: Node, won: bool) -> None:
-        self.run.add(Score(node.id, "env", float(won), evidence={"outcome": won}))
+        self.count += 1
+        self.run.add(Score(node.id, "env", float(won)))
+        self.run.add(AttemptRecord(node.id, "t", index=self.count, outcome=won, reward=float(won)))
 
     def outline(self) -> Outline:
         self.run.commit()

@@ -9,7 +9,7 @@ from pathlib import Path
 from ramify.methods.graph_credit.rules import NUMBERS
 from ramify.score.credit.protocol import JOURNAL
 from ramify.trace.db import Run
-from ramify.trace.node import Annotation, Provenance, Score, make_node
+from ramify.trace.node import Annotation, AttemptRecord, Provenance, Score, make_node
 
 
 def same(text: str) -> str:
@@ -124,7 +124,7 @@ def _tree(
                 "group": twist(key), "group_size": 4, "next_group": twist(key), "attempt": twist("first"),
             }))  # fmt: skip
             if stop:
-                evidence = {"outcome": won, "truncated": stop == "truncated"}
-                run.add(Score(node.id, "env", float(won), evidence=evidence))
+                ended = {"outcome": won, "reward": float(won), "truncated": stop == "truncated"}
+                run.add(Score(node.id, "env", float(won)), AttemptRecord(node.id, name, index=attempt, **ended))
             else:
                 open_ends.append((node, step + 1))

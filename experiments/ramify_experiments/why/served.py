@@ -30,9 +30,9 @@ from ramify.engine.checkpoints import model_folder
 from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.env.protocol import Task
 from ramify.model.endpoint import HttpModel
-from ramify.rollout.attempts import INDICES
 from ramify.trace.context import shown
 from ramify.trace.db import Run
+from ramify.trace.node import ATTEMPTS
 
 PAGES = (
     ("ramify_engine_prompt_tokens", "ramify_engine_cached_tokens", False),
@@ -65,7 +65,7 @@ def sent(path: Path) -> Iterator[Sent]:
                 before, own = shown(node, tree.node, tree.path, run.context).tokens, node.tokens
                 row = () if before is None or own is None else (*before.tolist(), *own.tolist())
                 size = 0 if before is None else len(before) + node.head
-                again = any(one.index >= INDICES for one, _ in tree.path(node.id).segments)
+                again = any(one.purpose and one.purpose not in ATTEMPTS for one, _ in tree.path(node.id).segments)
                 yield Sent(row[:size], row[size:], again, node.data.get("usage", {}))
 
 

@@ -20,7 +20,7 @@ from ramify.base.files import reason
 from ramify.base.secrets import redact
 from ramify.integrations.inspect_out import checked, require_inspect, worth, write_log
 from ramify.trace.db import Run
-from ramify.trace.foreign import Thread, import_records
+from ramify.trace.foreign import Thread, end_attempt, import_records
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.lines import at_place
 from ramify.trace.message import FIELDS, Message, as_text, compacted, content_of, plain
@@ -92,15 +92,17 @@ class _Samples:
             raise UserError(f"{who} is there twice")
         self._seen.add((str(sample.id), sample.epoch))
         tree = self._tree(run, sample)
-        thread = Thread(run, tree, sample.epoch)
+        thread, by = Thread(run, tree, sample.epoch), None
         for at, message in enumerate(sample.messages):
             sampled = message.role == "assistant" and message.source != "input"
             fields = self._sampled(run, message.model or sample.output.model) if sampled else {}
+            by = fields.get("provenance", by)
             last = at == len(sample.messages) - 1
             fields |= {"stop": _stop(sample), "about": {"sample": self._about(sample, tree)}} if last else {}
             thread.hang(as_message(message, f"{who}: message {at}"), sampled, last, **fields)
         if not sample.messages:
             thread.hang(Message("user", "", {"sample": self._about(sample, tree)}), False, True, stop=_stop(sample))
+        end_attempt(run, thread.node, provenance=by)
         for name, given in (sample.scores or {}).items():
             run.add(*_scores(thread.node.id, name, given))
 

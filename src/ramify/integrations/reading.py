@@ -15,7 +15,7 @@ from ramify.base.ids import canonical_json, stable_hash
 from ramify.trace.aliases import NOTHING, RECORD, Judged
 from ramify.trace.chats import open_calls
 from ramify.trace.db import Run
-from ramify.trace.foreign import Thread, taken
+from ramify.trace.foreign import Thread, end_attempt, taken
 from ramify.trace.lines import read_lines
 from ramify.trace.message import plain, read_message
 from ramify.trace.node import TokenValues
@@ -79,7 +79,7 @@ class Forest:
             thread.hang(message, message.role == "assistant", last, about if last else None, **(stop if last else {}))
         leaf = thread.node.id
         values = {scorer: number(value, f"{where}: '{scorer}'") for scorer, value in (scores or {}).items()}
-        self.run.add(*(judged or NOTHING)._replace(scores=values).as_scores(leaf))
+        end_attempt(self.run, thread.node, (judged or NOTHING)._replace(scores=values))
         credit = number(advantage, f"{where}: 'advantage'", SINGLE)
         if credit is not None:
             self.run.add(TokenValues(leaf, "advantage", self.maker, np.asarray([credit], np.float32)))

@@ -19,10 +19,10 @@ from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
 from ramify.base.secrets import redact
 from ramify.integrations.reading import SINGLE
-from ramify.trace.aliases import ENDINGS, FAILURES, IMPORTED, KNOWN, RECORD
+from ramify.trace.aliases import ENDINGS, FAILURES, IMPORTED, KNOWN, NOTHING, RECORD
 from ramify.trace.chats import FINISHED, open_calls
 from ramify.trace.db import Run
-from ramify.trace.foreign import Thread, import_records, root
+from ramify.trace.foreign import Thread, end_attempt, import_records, root
 from ramify.trace.formats import Reader
 from ramify.trace.lines import field, first_record
 from ramify.trace.message import Message, number, plain, read_message
@@ -89,7 +89,8 @@ class _Traces:
             self._add_trace(run, tree, trace, about, f"{where}: trace {at}")
         if not traces:  # it failed before an agent began
             stop = "" if record.get("ok") else "failed"
-            Thread(run, tree, next(self._attempts)).hang(Message("user", "", {"episode": _about(about)}), False, True, stop=stop)
+            message = Message("user", "", {"episode": _about(about)})
+            end_attempt(run, Thread(run, tree, next(self._attempts)).hang(message, False, True, stop=stop))
 
     def _tree(self, run: Run, record: dict[str, Any], where: str) -> str:
         """The tree of a record's task: called as the task is, and apart from another task of that name."""
@@ -151,10 +152,13 @@ class _Traces:
         for annotation in _links(raws, nodes, where):
             run.add(annotation)
         failure = KNOWN.judged({name: trace.get(name) for name in (*FAILURES, *ENDINGS)}, where).failure
-        for score in _judged(trace, nodes[-1 if end is None else end], where):
-            run.add(
-                score if failure is None or score.unit == "metric" else replace(score, value=None, evidence={"failure": failure})
-            )
+        last = nodes[-1 if end is None else end]
+        total: dict[str, float | None] = {}
+        for score in _judged(trace, last, where):
+            run.add(score if failure is None or score.unit == "metric" else replace(score, value=None, evidence=None))
+            total |= {IMPORTED: score.value} if score.scorer == IMPORTED else {}
+        by = next((node.provenance for node in reversed(nodes) if node.provenance), None)
+        end_attempt(run, last, NOTHING._replace(scores=total, failure=failure), provenance=by)
 
     def _provenance(self, run: Run, call: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
         agent = trace.get("agent")
@@ -193,7 +197,7 @@ class _Traces:
             thread.hang(Message("user", "", closing), False, True, stop=stop)
         reward = field(record, "reward", (float, int), where, None)
         given_ = {} if reward is None else {IMPORTED: number(reward)}
-        run.add(*judged._replace(scores=given_, success=None).as_scores(thread.node.id))
+        end_attempt(run, thread.node, judged._replace(scores=given_, success=None))
         for metric, value in metrics.items():
             run.add(Score(thread.node.id, metric, number(value), "metric"))
 

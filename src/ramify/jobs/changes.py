@@ -41,8 +41,6 @@ THIN = 10
 LEVEL = 0.05
 MOST = 400
 """Attempts of each evaluation that are looked at."""
-FIRST = 1 << 20
-"""First sample index of the continuations: those below belong to the attempts."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ async def continued(
     player: Player, tasks: Mapping[str, Task], changes: Sequence[BehaviourChange], first: int, n: int
 ) -> list[Counts]:
     """Successes of ``n`` continuations from each state by the player's agent, the samples from number ``first`` on."""
-    units = [Unit(one.tree, tasks[one.task], FIRST + first + i, one.at) for one in changes for i in range(n)]
+    units = [Unit(one.tree, tasks[one.task], first + i, one.at, purpose="changes") for one in changes for i in range(n)]
     played = await gather_all(player.tried(unit) for unit in units)
     outcomes = [attempt.outcome for attempt in played]
     return [Counts.of(outcomes[i * n : (i + 1) * n]) for i in range(len(changes))]

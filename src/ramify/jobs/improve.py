@@ -53,6 +53,7 @@ from ramify.stats.drops import Counts
 from ramify.stats.intervals import paired_proportions, wilson
 from ramify.trace.db import Run
 from ramify.trace.graph import short
+from ramify.trace.node import EVAL
 from ramify.train import checkpoint
 from ramify.train.batch import Row, rows_from_path
 from ramify.train.loop import TrainConfig, Trainer, with_reference
@@ -340,7 +341,7 @@ class Job:
         progress.begin(len(plays), 0, f"evaluate {when}", "episodes")
 
         async def one(task: Task, index: int) -> Attempt:
-            attempt = await player.attempt(f"eval-{when}/{task.id}", task, index)
+            attempt = await player.attempt(f"eval-{when}/{task.id}", task, index, purpose=EVAL)
             success.add(attempt)
             progress.at(success.ended, success.note)
             return attempt

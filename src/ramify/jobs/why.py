@@ -27,7 +27,7 @@ from ramify.jobs.decline import Decline, falls
 from ramify.jobs.judged import judge as judge
 from ramify.jobs.share import Looks, walks
 from ramify.model.function import AnyModel
-from ramify.rollout.attempts import INDICES, Attempt, first_index
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.potential import RunCounts, potential
 from ramify.rollout.run import Episodes
 from ramify.rollout.steps import Steps, StepTrace
@@ -37,16 +37,16 @@ from ramify.stats.intervals import Interval, wilson
 from ramify.trace.db import Run
 from ramify.trace.graph import short
 from ramify.trace.message import named_calls
-from ramify.trace.node import Finding, Node, TreeInfo
-from ramify.trace.outcome import how_to_judge, is_fork, settled
-from ramify.trace.view import Step, TokenMessage, View
+from ramify.trace.node import ATTEMPTS, FORK, AttemptRecord, Finding, Node, TreeInfo
+from ramify.trace.outcome import ended, how_to_judge, settled
+from ramify.trace.view import Step, TokenMessage, View, views_in
 
 MAKER = "why"
 """Maker of its findings and annotations."""
 LEVEL, LEAST, N, FIRST, DESCRIBE = 0.05, 0.05, 48, 4, 16
 REPEATS = 8
 """How often the last action is repeated, where it is the one that stands out: its outcome was seen once."""
-_STRIDE = 1_000  # sample indices of one walk, so the steps that credit can be shared over
+_KNOWN = ATTEMPTS | {FORK}  # the rest was played to find something out: what is found would depend on what was asked since
 DEAD = 8
 """So many continuations in a row that the agent's endpoint failed end the search: it is gone, or refuses all of them."""
 OTHER = "something else"
@@ -284,7 +284,8 @@ class Passage:
 
     success: bool
     start: str
-    """The node it continued from."""
+    """The node it continued from; empty where it began at the beginning."""
+    purpose: str
     index: int
     first: Mapping[str, Step | None]
     """State -> the step it took when it was first there, None at its end."""
@@ -338,9 +339,9 @@ def _passage(view: View, provenance: str | None, plain: bool) -> Passage | None:
     success = view.success
     if success is None or view.broken_off is not None:
         return None
-    evidence = _evidence(view)
+    record = _record(view)
     path = [node for node, _ in view.path.segments]
-    start = next((i for i, node in enumerate(path) if node.id == evidence.get("start")), 0)
+    start = next((i for i, node in enumerate(path) if node.id == record.start), 0)
     own = path[start:]
     said = [node for node in own[1:] if node.role == "assistant"]
     if any("edit" in node.data for node in own) or (provenance is not None and any(n.provenance != provenance for n in said)):
@@ -353,7 +354,7 @@ def _passage(view: View, provenance: str | None, plain: bool) -> Passage | None:
     for i, node in enumerate(seen):
         if node.id in begins:
             first.setdefault(keys[i], steps[i] if i < len(steps) else None)
-    return Passage(success, str(evidence.get("start", "")), _number(evidence.get("index"), -1), first, view.leaf)
+    return Passage(success, record.start or "", record.purpose, record.index, first, view.leaf)
 
 
 def _cohort(run: Run, info: TreeInfo, scorer: str | None) -> Iterator[View]:
@@ -365,9 +366,7 @@ def _cohort(run: Run, info: TreeInfo, scorer: str | None) -> Iterator[View]:
 
 
 def _attempts(run: Run, info: TreeInfo, deciding: Any) -> Iterator[View]:
-    tree, scores = run.tree(info.name), deciding.scores(run, info.name)
-    for leaf in sorted(scores or {node.id for node in tree.leaves()}):
-        yield View(info, tree, tree.path(leaf), scores.get(leaf))
+    return views_in(info, run.tree(info.name), ended(run, info.name, deciding))
 
 
 def choose(run: Run, where: str = "", scorer: str | None = None) -> View:
@@ -386,14 +385,14 @@ def choose(run: Run, where: str = "", scorer: str | None = None) -> View:
     best: tuple[tuple[Any, ...], View] | None = None
     for info in sorted(wanted, key=lambda one: one.name):
         views = [view for view in _attempts(run, info, deciding) if view.success is not None and view.broken_off is None]
-        views = [view for view in views if _sample_index(view) < INDICES]
+        views = [view for view in views if _record(view).purpose in _KNOWN]
         if node:
             views = [view for view in views if any(one.id == node for one, _ in view.path.segments)]
         whole = [view for view in views if _whole(view)]
         won = sum(bool(view.success) for view in whole) / max(1, len(whole))
         for view in views:
             if view.steps:
-                rank = (bool(view.success), 0.0 if where else -won, not _whole(view), _sample_index(view), info.name, view.leaf)
+                rank = (bool(view.success), 0.0 if where else -won, not _whole(view), _record(view).index, info.name, view.leaf)
                 if best is None or rank < best[0]:
                     best = rank, view
     if best is None:
@@ -404,21 +403,14 @@ def choose(run: Run, where: str = "", scorer: str | None = None) -> View:
     return best[1]
 
 
-def _evidence(view: View) -> Mapping[str, Any]:
-    return view.score.evidence if view.score is not None and isinstance(view.score.evidence, Mapping) else {}
-
-
-def _sample_index(view: View) -> int:
-    return _number(_evidence(view).get("index"), 0)
-
-
-def _number(value: Any, default: int) -> int:
-    return value if isinstance(value, int) else default
+def _record(view: View) -> AttemptRecord:
+    """The attempt's record; of one that has none, as an attempt from the beginning."""
+    return view.record or AttemptRecord(view.leaf, view.info.name)
 
 
 def _whole(view: View) -> bool:
     """Whether the attempt was played from its beginning."""
-    start = _evidence(view).get("start")
+    start = _record(view).start
     return start is None or any(node.id == start for step in view.steps[:1] for one in step.observed for node in one.nodes)
 
 
@@ -448,7 +440,6 @@ class _Forks(Steps):
         self.case = case
         self.flaky = False
         """Whether the answer to the last action is another one each time."""
-        low = first_index(purpose)
         mine = {node: t for t, node in reversed(list(enumerate(case.trace.nodes)))}
         self.refused = 0
         """Continuations in a row that the model failed, not the environment: that one may be at fault in one state alone."""
@@ -456,9 +447,9 @@ class _Forks(Steps):
         """Forks by position and number."""
         self.others: list[Passage] = []
         for one in case.others:
-            if one.start in mine and low <= one.index < low + INDICES:
-                self.made[mine[one.start], one.index - low] = one
-            elif one.index < INDICES:  # not those of another purpose: what is found would depend on what was asked since
+            if one.start in mine and one.purpose == purpose:
+                self.made[mine[one.start], one.index] = one
+            elif one.purpose in _KNOWN:
                 self.others.append(one)
 
     async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0) -> Counts:
@@ -491,8 +482,9 @@ class _Forks(Steps):
         if self.refused >= DEAD:
             why = "the same command continues with those that were played"
             raise RamifyError(f"{self.refused} continuations in a row failed, the first at {self.first_failure}; {why}")
-        low = first_index(purpose)
-        played = await asyncio.gather(*(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], low + i) for i in missing))
+        played = await asyncio.gather(
+            *(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], i, purpose=purpose) for i in missing)
+        )
         self.ledger.add(purpose, forks=len(played), sampled_tokens=sum(a.sampled_tokens for a in played))
         for i, attempt in zip(missing, played, strict=True):
             refused = attempt.outcome is None and (attempt.failure or "").startswith(("provider", "engine"))
@@ -506,7 +498,7 @@ class _Forks(Steps):
             first: dict[str, Step | None] = {}
             for j in range(at, len(seen)):
                 first.setdefault(keys[j], steps[j] if j < len(steps) else None)
-            self.made[t, i] = Passage(attempt.outcome, trace.nodes[t], low + i, first, attempt.leaf)
+            self.made[t, i] = Passage(attempt.outcome, trace.nodes[t], purpose, i, first, attempt.leaf)
         return Counts.of(a.outcome for a in played)
 
     def through(self, own: Mapping[int, Counts]) -> dict[int, list[Passage]]:
@@ -539,28 +531,27 @@ class _HeldForks:
 
     def __init__(self, episodes: Episodes, case: AskedAttempt, purpose: str) -> None:
         self.episodes, self.case = episodes, case
-        self.low = first_index(purpose)
+        self.purpose = purpose
         self.played = self.failed = 0
         self.flaky = False
         """Whether the recorded actions come to another outcome each time."""
-        self.known: dict[int, tuple[str, bool]] = {}
-        """Stored attempts by sample index: their last node and their outcome."""
-        for score in episodes.run.scores(tree=case.trace.tree, scorer="env"):
-            evidence: Mapping[str, object] = score.evidence if isinstance(score.evidence, Mapping) else {}
-            index = evidence.get("index")
-            if isinstance(index, int) and self.low <= index < self.low + INDICES and evidence.get("outcome") is not None:
-                self.known[index] = score.node, bool(evidence["outcome"])
+        self.known = {
+            (one.purpose, one.index): (one.leaf, one.outcome)
+            for one in episodes.run.attempts(tree=case.trace.tree)
+            if one.outcome is not None
+        }
+        """Stored attempts by purpose and index: their last node and their outcome."""
 
     async def free(self, walk: int) -> _Held | None:
         """See :class:`ramify.jobs.share.Coalitions`."""
-        return await self._play(self.case.trace.nodes[0], self.low + walk * _STRIDE, {})
+        return await self._play(self.case.trace.nodes[0], walk, 0, {})
 
     async def hold(self, attempt: _Held, step: int, held: frozenset[int], walk: int) -> _Held | None:
         """See :class:`ramify.jobs.share.Coalitions`."""
         if step >= len(attempt.actions) or attempt.actions[step] == self.case.trace.actions[step]:
             return attempt
         turns = {one - step: self.case.replies[one].reply for one in held if one >= step}
-        return await self._play(attempt.nodes[step], self.low + walk * _STRIDE + step + 1, turns)
+        return await self._play(attempt.nodes[step], walk, step + 1, turns)
 
     async def whole(self) -> bool:
         """See :class:`ramify.jobs.share.Coalitions`."""
@@ -574,22 +565,22 @@ class _HeldForks:
     async def _again(self) -> bool:
         trace = self.case.trace
         turns = {t: step.reply for t, step in enumerate(self.case.replies)}
-        again = await self.episodes.branch(trace.tree, trace.task, trace.nodes[0], self.low + INDICES - 1, held=turns)
+        again = await self.episodes.branch(trace.tree, trace.task, trace.nodes[0], 0, held=turns, purpose=f"{self.purpose}/again")
         if again.outcome is None:
             raise RamifyError(f"the attempt's own actions could not be repeated: {again.failure}")
         return again.outcome
 
-    async def _play(self, node: str, index: int, turns: Mapping[int, TokenMessage]) -> _Held | None:
-        trace = self.case.trace
-        if index not in self.known:
-            attempt = await self.episodes.branch(trace.tree, trace.task, node, index, held=turns)
+    async def _play(self, node: str, walk: int, index: int, turns: Mapping[int, TokenMessage]) -> _Held | None:
+        trace, purpose = self.case.trace, f"{self.purpose}/{walk}"
+        if (purpose, index) not in self.known:
+            attempt = await self.episodes.branch(trace.tree, trace.task, node, index, held=turns, purpose=purpose)
             self.played += len(attempt.turns) != sum(turn < len(attempt.turns) for turn in turns)
             if attempt.outcome is None:
                 self.failed += 1
                 return None
             leaf, success = attempt.leaf, attempt.outcome
         else:
-            leaf, success = self.known[index]
+            leaf, success = self.known[purpose, index]
             self.played += 1
         tree = self.episodes.load(trace.tree)
         steps, seen, _ = walked(View(self.case.view.info, tree, tree.path(leaf)))
@@ -723,11 +714,9 @@ async def _search(
 
 async def _shared(episodes: Episodes, case: AskedAttempt, result: Why, looks: Looks, samples: float) -> Why:
     """The result with credit shared over the steps, at most ``samples`` continuations in all; where no single step stands out
-    those with credit are its headline. Raises UserError where there are too many steps."""
+    those with credit are its headline."""
     steps, name = case.trace.length, f"share {result.attempt[:12]} {episodes.provenance.hash[:12]}"
-    if steps >= _STRIDE or looks.n > _STRIDE:
-        raise UserError(f"credit is shared over fewer than {_STRIDE} steps by at most {_STRIDE} walks, not {steps} by {looks.n}")
-    game = _HeldForks(episodes, case, name)
+    game = _HeldForks(episodes, case, f"{MAKER} {name}")
     await game.check()
     taken, spent = await walks(game, steps, looks, name, samples - result.samples)
     rows = []
@@ -982,7 +971,7 @@ def tools(run: Run, scorer: str | None = None) -> list[dict[str, Any]]:
     from ramify.methods.graph_credit.run import StateGraph
     from ramify.score.steps import columns_of, run_attempts
 
-    columns = columns_of((one for one in run_attempts(run, scorer=scorer) if not is_fork(one[0].score)), cohorts=True)
+    columns = columns_of((one for one in run_attempts(run, scorer=scorer) if not one[0].fork), cohorts=True)
     if not columns["action"]:
         return []
     graph = StateGraph.of_attempts(columns)
@@ -1017,7 +1006,7 @@ def failed_trees(run: Run, scorer: str | None = None) -> list[str]:
         info.name
         for info in sorted(run.trees(), key=lambda one: one.name)
         if any(
-            view.success is False and view.broken_off is None and view.steps and not is_fork(view.score)
+            view.success is False and view.broken_off is None and view.steps and not view.fork
             for view in _attempts(run, info, deciding)
         )
     ]

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ramify.base import notebook
-from ramify.base.seeds import derive_key
 from ramify.env.protocol import Task
 from ramify.trace.graph import short
-from ramify.trace.node import Node
-from ramify.trace.outcome import INDICES as INDICES
+from ramify.trace.node import ROLLOUT, Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +29,18 @@ class Turn:
         return f"<turn {self.node.id}: {short(self.node.text, 60)!r}\n -> {short(self.answer.text, 90)!r}>"
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Which sample of a position something is: its number among those of one purpose. Another purpose is another sample."""
+
+    index: int
+    purpose: str = ROLLOUT
+
+
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One episode from the root, or from a branch point, to its end. ``turns`` holds the new turns only."""
+    """One episode from the root, or from a branch point, to its end, as it was played. ``turns`` holds the new turns only.
+    What is stored of it is its :class:`ramify.trace.node.AttemptRecord`."""
 
     tree: str
     task: Task
@@ -81,14 +88,6 @@ def as_turn(node: Node, answer: Node) -> Turn:
 def sampled_tokens(node: Node) -> int:
     """Tokens a model sampled for a reply; of a text-only one as many as its server says."""
     return node.sampled_tokens or int(node.data.get("usage", {}).get("completion_tokens", 0))
-
-
-def first_index(purpose: str) -> int:
-    """The first of the ``INDICES`` sample indices of one purpose: the purpose in full decides it, so no two share samples.
-
-    33 bits of its hash, so that indices stay below 2^53, which every JSON reader keeps exactly.
-    """
-    return INDICES * (1 + derive_key(0, purpose) % 2**33)
 
 
 class Success:

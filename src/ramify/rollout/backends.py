@@ -19,13 +19,12 @@ from ramify.base.budget import Budget
 from ramify.base.errors import BudgetSpentError, InfrastructureError, UserError
 from ramify.base.waiting import EventLoop
 from ramify.env.protocol import Task
-from ramify.rollout.attempts import Attempt, as_turn
+from ramify.rollout.attempts import Attempt, Draw, as_turn
 from ramify.rollout.pool import Pool, ProcessWorker, Start
-from ramify.rollout.record import erase_failed
 from ramify.rollout.run import Episodes
 from ramify.rollout.wire import Record, add_records, pack, read_records, unpack_answer, write_records
 from ramify.trace.context import HISTORY
-from ramify.trace.node import Context, Node, Span
+from ramify.trace.node import ROLLOUT, AttemptRecord, Context, Node, Span
 from ramify.trace.tree import Tree
 
 WORKERS = 2
@@ -85,6 +84,12 @@ class Unit:
     node: str | None = None
     turns: int | None = None
     """Pause after this many turns."""
+    purpose: str = ROLLOUT
+
+    @property
+    def draw(self) -> Draw:
+        """Which sample it is."""
+        return Draw(self.index, self.purpose)
 
 
 Sampled = tuple[dict[str, Any], tuple[Record, ...]] | Attempt
@@ -144,9 +149,9 @@ class Player:
         self._gate = asyncio.Semaphore(players.concurrency)
         self._window = AHEAD * players.concurrency
 
-    async def attempt(self, tree: str, task: Task, index: int, turns: int | None = None) -> Attempt:
+    async def attempt(self, tree: str, task: Task, index: int, turns: int | None = None, purpose: str = ROLLOUT) -> Attempt:
         """As :meth:`Episodes.attempt`."""
-        return self.store(await self.sample(Unit(tree, task, index, None, turns)))
+        return self.store(await self.sample(Unit(tree, task, index, None, turns, purpose)))
 
     async def branch(self, tree: str, task: Task, node_id: str, index: int, turns: int | None = None) -> Attempt:
         """As :meth:`Episodes.branch`."""
@@ -166,9 +171,10 @@ class Player:
                 self._budget.require()
                 play = self.episodes
                 if unit.node is None:
-                    attempt = await play.attempt(unit.tree, unit.task, unit.index, unit.turns)
+                    attempt = await play.attempt(unit.tree, unit.task, unit.index, unit.turns, unit.purpose)
                 else:
-                    attempt = await play.branch(unit.tree, unit.task, unit.node, unit.index, unit.turns)
+                    rest: dict[str, Any] = {"turns": unit.turns, "purpose": unit.purpose}
+                    attempt = await play.branch(unit.tree, unit.task, unit.node, unit.index, **rest)
                 self._charge(attempt.sampled_tokens, len(attempt.turns))
                 return attempt
         async with self._gate:
@@ -187,9 +193,10 @@ class Player:
         unit: Unit = header["unit"]
         with self.episodes.run.transaction() as run:
             add_records(run, records)
-            if header["failure"] is None:
-                answers = [answer for _, answer in header["turns"][:-1]]
-                erase_failed(run, [header["start"], *answers] if header["turns"] else [], header["start"], header["index"])
+            if header["paused"]:
+                offset = 0 if unit.node is None else len(self.episodes.load(unit.tree).node(unit.node))
+                by = self.episodes.provenance.hash
+                run.take_back(AttemptRecord("", unit.tree, unit.node, offset, unit.purpose, unit.index, provenance=by))
         if unit.tree not in self.episodes.trees and not self.episodes.run.has_tree(unit.tree):
             self.episodes.trees[unit.tree] = Tree(unit.tree)
         known = self.episodes.load(unit.tree)
@@ -231,7 +238,7 @@ class Player:
 
     def _failed(self, unit: Unit, error: InfrastructureError) -> Attempt:
         start = None if unit.node is None else self.episodes.load(unit.tree).node(unit.node)
-        return self.episodes.failed(unit.tree, unit.task, start, unit.index, str(error))
+        return self.episodes.failed(unit.tree, unit.task, start, unit.draw, str(error))
 
     def _charge(self, tokens: int, turns: int) -> None:
         self._budget.charge(calls=turns, tokens=tokens, turns=turns)
@@ -251,7 +258,8 @@ class Player:
             known += stored(self.episodes.load(unit.tree), unit, self.episodes.run.context)
         snapshots = {node.snapshot for node in known if isinstance(node, Node) and node.snapshot is not None}
         known += [self.episodes.run.get_blob(name[5:]) for name in sorted(snapshots) if name.startswith("blob:")]
-        return pack(header | {"index": unit.index, "node": unit.node, "turns": unit.turns}, write_records(known))
+        own = {"index": unit.index, "node": unit.node, "turns": unit.turns, "purpose": unit.purpose}
+        return pack(header | own, write_records(known))
 
 
 def stored(tree: Tree, unit: Unit, context_of: Callable[[str], Context]) -> list[Node | Context]:
@@ -266,7 +274,7 @@ def stored(tree: Tree, unit: Unit, context_of: Callable[[str], Context]) -> list
     else:
         start = tree.node(unit.node)
     wanted = [node for node, _ in tree.path(start.id).segments]
-    below = [child for child in tree.children(start.id) if child.index == unit.index]
+    below = [child for child in tree.children(start.id) if (child.index, child.purpose) == (unit.index, unit.purpose)]
     while below:
         wanted += below
         below = [child for node in below for child in tree.children(node.id)]

@@ -18,7 +18,7 @@ from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.env.protocol import Task
 from ramify.model.protocol import Prefix, Tokenizer, require, require_splittable
-from ramify.rollout.attempts import INDICES, Attempt
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.edits import SHOWN, Change, diff, rewriting, taps_of
 from ramify.rollout.edits import check_edit as check_edit
 from ramify.rollout.run import Episodes
@@ -27,7 +27,7 @@ from ramify.stats.drops import Counts
 from ramify.stats.evidence import EvidenceRow, evidence
 from ramify.trace.graph import short
 from ramify.trace.message import Message
-from ramify.trace.node import Node, make_node
+from ramify.trace.node import FORK, Node, make_node
 from ramify.trace.path import as_messages
 from ramify.trace.segment import sentence_offsets
 
@@ -128,6 +128,7 @@ async def fork(
     control: bool = True,
     start: int | None = None,
     key: str = "",
+    purpose: str = FORK,
 ) -> Fork:
     """Rewind ``tree`` to ``offset`` tokens inside ``node_id`` (default: 0 for an agent's message, its end for an observation).
 
@@ -135,7 +136,8 @@ async def fork(
     message once; ``keep`` keeps the recorded rest of the message and only scores it again. With an edit, ``resample`` also
     samples n unedited continuations from the same place as a control. The prefix is computed once. ``start`` is the first sample
     index: samples of one edit that are stored under it already are read, not sampled again; by default every call samples anew,
-    but for one with the ``key`` of an earlier one, which continues it (:func:`interruptible`).
+    but for one with the ``key`` of an earlier one, which continues it (:func:`interruptible`). Samples of another ``purpose`` are
+    other ones (:class:`ramify.trace.node.AttemptRecord`).
 
     Raises UserError on a place or edit that does not exist or that the model refuses, before anything is sampled to be kept, and
     NeedsError where the model lacks a capability.
@@ -158,16 +160,18 @@ async def fork(
     here = plan.node
     at = offset if here is node else len(here)
     if start is None:
-        start = _start(episodes, tree, episodes.prompts.at(here, at).parent.id, key)
+        start = _start(episodes, tree, episodes.prompts.at(here, at).parent.id, key, purpose)
     if edit and "replace" in edit and node.role == "assistant":
         first = await _replay(episodes, tree, task, node, edit, rest=False)
-        start_after = _start(episodes, tree, first.leaf, key and f"{key}/replaced")
+        start_after = _start(episodes, tree, first.leaf, key and f"{key}/replaced", purpose)
         ended = first.failure is not None or bool(episodes.load(tree).node(first.leaf).stop)
-        sampled = [] if ended else [episodes.branch(tree, task, first.leaf, start_after + i, fork=True) for i in range(n)]
+        after_it = [] if ended else range(start_after, start_after + n)
+        sampled = [episodes.branch(tree, task, first.leaf, i, purpose=purpose) for i in after_it]
     else:
         first, ended = None, False
-        sampled = [episodes.edited(tree, task, here.id, at, start + i, plan.insert, plan.change) for i in range(n)]
-    controls = [episodes.edited(tree, task, node.id, offset, start + n + i) for i in range(n if edit and control else 0)]
+        sampled = [episodes.edited(tree, task, here.id, at, start + i, plan.insert, plan.change, purpose) for i in range(n)]
+    unedited = range(start + n, start + 2 * n) if edit and control else []
+    controls = [episodes.edited(tree, task, node.id, offset, i, purpose=purpose) for i in unedited]
     done = await asyncio.gather(*sampled, *controls)
     arm = (first,) if first is not None and ended else tuple(done[: len(sampled)])
     return Fork(node.id, offset, edit, after, Arm(arm), Arm(tuple(done[len(sampled) :])) if controls else None, None, plan.diff)
@@ -239,18 +243,13 @@ def interruptible(episodes: Episodes, node: str, offset: int | None, edits: Sequ
     run.commit()
 
 
-def _start(episodes: Episodes, tree: str, node_id: str, key: str) -> int:
+def _start(episodes: Episodes, tree: str, node_id: str, key: str, purpose: str) -> int:
     """The first sample index of a fork: the next that is free, or, of one that was begun under this ``key``, its own."""
-    free = _taken(episodes, tree, node_id)
+    children = episodes.load(tree).children(node_id)
+    free = max((child.index for child in children if child.purpose == purpose), default=-1) + 1
     if not key or episodes.run.log("fork", key, free):
         return free
     return int(episodes.run.journal("fork", key)[0].payload)
-
-
-def _taken(episodes: Episodes, tree: str, node_id: str) -> int:
-    """The first sample index no child of a node has, of those that belong to no purpose."""
-    children = episodes.load(tree).children(node_id)
-    return max((child.index for child in children if child.index < INDICES), default=-1) + 1
 
 
 def _offset(episodes: Episodes, node: Node, offset: int | None, edit: Mapping[str, Any] | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,21 +11,17 @@ from ramify.base.ids import canonical_json
 from ramify.env.protocol import Snapshot, Task, Volatile
 from ramify.model.chat import ChatTemplate, assistant_node_parts
 from ramify.model.protocol import Completion
+from ramify.rollout.attempts import Draw
 from ramify.rollout.shown import Position, Prompt
 from ramify.trace.context import HISTORY, context_of_parts
 from ramify.trace.db import Run
-from ramify.trace.node import Node, Provenance, Score, make_node
+from ramify.trace.node import Node, Provenance, make_node
 from ramify.trace.path import Part
 from ramify.trace.tree import Tree
 from ramify.trace.view import TokenMessage
 
 _OF_A_SAMPLE = ("usage", "entropy", "model", HISTORY)
 """Data of a reply that say how it was sampled."""
-
-
-def erase_failed(run: Run, nodes: Sequence[str], start: str, index: int) -> None:
-    """Erase unscored entries that an earlier try of an attempt left on ``nodes``: it continued, so none of them is its end."""
-    run.erase_unscored(nodes, "env", {"start": start, "index": index})
 
 
 class Record:
@@ -100,7 +95,7 @@ class Record:
         fields = {"snapshot": node.snapshot, "state_key": node.state_key, "reward": reward, "data": {"edit": edit}}
         return self.given(parent, role, text, after, **fields)
 
-    def sampled(self, position: Position, prompt: Prompt, completion: Completion, provenance: Provenance, index: int) -> Node:
+    def sampled(self, position: Position, prompt: Prompt, completion: Completion, provenance: Provenance, draw: Draw) -> Node:
         """The reply that was sampled at ``position``, not stored yet; the contexts it was shown are."""
         opens = position.begun is None
         fields: dict[str, Any] = {"text": completion.text}
@@ -110,7 +105,8 @@ class Record:
         if completion.entropy is not None and len(completion.entropy):
             data["entropy"] = float(completion.entropy.mean())
         fields["data"] = data
-        fields |= {"provenance": provenance.hash, "index": index, "stop": completion.stop, "opens": opens}
+        fields |= {"provenance": provenance.hash, "purpose": draw.purpose, "index": draw.index}
+        fields |= {"stop": completion.stop, "opens": opens}
         if position.shown is not None:
             fields["context"] = self._context(position.shown)
         if prompt.rendered is not None:
@@ -118,26 +114,15 @@ class Record:
             fields["context"] = self._context(prompt.rendered)
         return make_node(position.parent.tree, position.parent.id, position.offset, "assistant", fields.pop("text"), **fields)
 
-    def known(self, parent: Node, offset: int, index: int, provenance: str) -> tuple[Node, Node] | None:
+    def known(self, parent: Node, offset: int, draw: Draw, provenance: str) -> tuple[Node, Node] | None:
         """A reply that was sampled at this position before, and its answer, where both are stored."""
         tree = self.trees[parent.tree]
         for node in tree.children(parent.id):
-            if (node.index, node.offset, node.provenance) == (index, offset, provenance):
+            if (node.index, node.purpose, node.offset, node.provenance) == (draw.index, draw.purpose, offset, provenance):
                 for answer in tree.children(node.id):
                     if answer.role != "assistant" and answer.stop != "failed":
                         return node, answer
         return None
-
-    def ended(self, start: Node, score: Score, index: int, answers: Sequence[Node]) -> None:
-        """Store the score of an attempt from ``start``; a completed one erases the failure of an earlier try."""
-        self.run.add(score)
-        if score.value is not None and answers:
-            passed = [start.id, *(answer.id for answer in answers[:-1])]
-            tree = self.trees[start.tree]
-            refused = [
-                a.id for node in passed for reply in tree.children(node) for a in tree.children(reply.id) if a.stop == "failed"
-            ]
-            erase_failed(self.run, [*passed, *refused], start.id, index)
 
     def _context(self, parts: list[Part]) -> str:
         """The hash of the context that shows ``parts``, which is stored."""

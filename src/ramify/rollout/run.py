@@ -1,7 +1,7 @@
 """Grow trees: play an agent in an environment and store every message as a node, as many episodes at once as the model can batch.
 
-A sample is keyed by its position (run seed, parent node, offset, sample index), so the tree does not depend on how many episodes
-run at once, on their order, or on where an earlier run was interrupted: stored attempts are loaded, the rest are sampled.
+A sample is keyed by its position (run seed, parent node, offset, purpose, sample index), so the tree does not depend on how many
+episodes run at once, on their order, or on where an earlier run was interrupted: stored attempts are loaded, the rest sampled.
 
 The environment's side is in ``stage.py``, the store's in ``record.py``, the prompt's in ``prompt.py``; turns are made here.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -21,21 +21,45 @@ from ramify.env.protocol import Env, Environment, Observation, Task, Volatile, t
 from ramify.model.protocol import Sampling
 from ramify.rollout.agent import Agent
 from ramify.rollout.answering import Answering
-from ramify.rollout.attempts import Attempt, Turn, as_turn
+from ramify.rollout.attempts import Attempt, Draw, Turn, as_turn
 from ramify.rollout.edits import Change, taps_of
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.prompt import Prompts
-from ramify.rollout.record import Record, erase_failed
+from ramify.rollout.record import Record
 from ramify.rollout.replay import check
 from ramify.rollout.sampler import Sampler, sample_key
 from ramify.rollout.shown import Position
 from ramify.rollout.stage import Stage
 from ramify.trace.db import Run
 from ramify.trace.message import Message
-from ramify.trace.node import Node, Provenance, Score
-from ramify.trace.outcome import FORK
+from ramify.trace.node import FORK, RECORDED, ROLLOUT, AttemptRecord, Node, Provenance, Score
 from ramify.trace.tree import Tree
 from ramify.trace.view import TokenMessage
+
+REPLAY = "replay"
+"""Purpose of what only repeats recorded replies."""
+
+
+@dataclass(frozen=True)
+class _Which:
+    """Which attempt is played: its draw, where it starts (None: at the beginning), and who samples it (None: nobody)."""
+
+    draw: Draw
+    start: tuple[Node, int] | None
+    provenance: Provenance | None
+    insert: Node | None = None
+    """Where it starts, where that is an edit that may not be stored yet."""
+    known: AttemptRecord | None = None
+    """Its record so far, where it was recorded elsewhere."""
+
+    def record(self, leaf: Node, **ended: Any) -> AttemptRecord:
+        """Its record, ending at ``leaf``; ``ended``: how (fields of the record)."""
+        if self.known is not None:
+            return replace(self.known, leaf=leaf.id, **ended)
+        start, offset = (None, 0) if self.start is None else (self.start[0].id, self.start[1])
+        by = None if self.provenance is None else self.provenance.hash
+        made = AttemptRecord(leaf.id, leaf.tree, start, offset, self.draw.purpose, self.draw.index, provenance=by)
+        return replace(made, **ended)
 
 
 class Episodes:
@@ -79,15 +103,17 @@ class Episodes:
         finally:
             self.on_attempt = on_attempt
 
-    async def attempt(self, tree: str, task: Task, index: int, turns: int | None = None) -> Attempt:
+    async def attempt(self, tree: str, task: Task, index: int, turns: int | None = None, purpose: str = ROLLOUT) -> Attempt:
         """Play attempt ``index`` of ``task`` from the beginning; ``tree`` names the tree it belongs to.
 
-        It pauses after ``turns`` turns where it has not ended by then: no outcome is stored, and :meth:`branch` continues it."""
+        It pauses after ``turns`` turns where it has not ended by then: no record is stored, and :meth:`branch` continues it.
+        ``purpose``: see :class:`ramify.trace.node.AttemptRecord`; attempts of another one are other samples."""
+        which = _Which(Draw(index, purpose), None, self.provenance)
 
         async def go(env: Env, first: Node) -> Attempt:
-            return await self._play(env, task, self.prompts.at(first), index, turns=turns)
+            return await self._play(env, task, self.prompts.at(first), which, turns=turns)
 
-        return await self._episode(tree, task, None, index, go)
+        return await self._episode(tree, task, None, which, go)
 
     async def branch(
         self,
@@ -97,19 +123,20 @@ class Episodes:
         index: int,
         turns: int | None = None,
         held: Mapping[int, TokenMessage] | None = None,
-        fork: bool = False,
+        purpose: str = ROLLOUT,
     ) -> Attempt:
         """Put the environment back to its state after ``node_id`` (an observation) and continue from there with sample ``index``.
 
-        ``turns`` as in :meth:`attempt`. ``held`` are turns, counted from 0 at ``node_id``, at which this reply is given instead
-        of sampled, whatever was observed before it; ``index`` applies to the first turn that is sampled. An attempt of held turns
-        alone is stored without a score: it is no sample. ``fork``: it is counted as a fork, not as an attempt
-        (:func:`ramify.trace.outcome.is_fork`)."""
+        ``turns`` and ``purpose`` as in :meth:`attempt`. ``held`` are turns, counted from 0 at ``node_id``, at which this reply is
+        given instead of sampled, whatever was observed before it; ``index`` applies to the first turn that is sampled. An attempt
+        of held turns alone is stored without a record: it is no sample."""
+        back_to = self.load(tree).node(node_id)
+        which = _Which(Draw(index, purpose), (back_to, len(back_to)), self.provenance)
 
         async def go(env: Env, node: Node) -> Attempt:
-            return await self._play(env, task, self.prompts.at(node), index, turns=turns, held=held or {}, fork=fork)
+            return await self._play(env, task, self.prompts.at(node), which, turns=turns, held=held or {})
 
-        return await self._episode(tree, task, self.load(tree).node(node_id), index, go)
+        return await self._episode(tree, task, back_to, which, go)
 
     async def edited(
         self,
@@ -120,14 +147,17 @@ class Episodes:
         index: int,
         insert: Node | None = None,
         change: Change | None = None,
+        purpose: str = FORK,
     ) -> Attempt:
         """Keep ``offset`` tokens of message ``node_id``, continue with ``insert`` if given, sample the rest and play on.
 
         In the agent's own message the environment goes back to its state before the message and acts on the whole new reply;
-        after an observation it keeps the state it had then. ``change`` says what else is other than it was.
+        after an observation it keeps the state it had then. ``change`` says what else is other than it was. ``purpose`` as in
+        :meth:`attempt`.
         """
         path = self.load(tree).path(node_id)
         node = path.segments[-1][0]
+        which = _Which(Draw(index, purpose), self._place(node, offset, insert), self._sampling(change)[1], insert)
 
         async def go(env: Env, _: Node) -> Attempt:
             if insert is not None:
@@ -137,9 +167,18 @@ class Episodes:
                 position = self.prompts.at(node, offset if node.role == "assistant" else None)
             if change is not None and change.rewrite is not None:
                 position = self.prompts.instead(position, change.rewrite(self.prompts.shown(position.parent, position.offset)))
-            return await self._play(env, task, position, index, change, fork=True)
+            return await self._play(env, task, position, which, change)
 
-        return await self._episode(tree, task, next(n for n, _ in reversed(path.segments) if n.role != "assistant"), index, go)
+        return await self._episode(tree, task, next(n for n, _ in reversed(path.segments) if n.role != "assistant"), which, go)
+
+    def _place(self, node: Node, offset: int, insert: Node | None) -> tuple[Node, int]:
+        """Where what continues from ``offset`` of ``node``, or from ``insert`` there, starts (:meth:`Prompts.at`)."""
+        if insert is not None:
+            return insert, len(insert)
+        if node.role == "assistant" and offset > 0:
+            return node, offset
+        start = self.load(node.tree).node(str(node.parent)) if node.role == "assistant" else node
+        return start, len(start)
 
     async def reissue(self, tree: str, task: Task, start: Node, actions: Sequence[str]) -> Attempt:
         """Apply given replies after observation ``start``, as far as the environment goes; nothing is sampled."""
@@ -164,15 +203,17 @@ class Episodes:
             truncated = failure is None and leaf.stop != "terminated"
             return Attempt(tree, task, -1, start.id, tuple(turns), position.reward, outcome, truncated, failure, leaf.id)
 
-        return await self._episode(tree, task, start, -1, go)
+        return await self._episode(tree, task, start, _Which(Draw(-1, REPLAY), (start, len(start)), None), go)
 
     async def judged(self, tree: str, task: Task, leaf: str) -> Attempt:
         """Play the recorded attempt that ends in reply ``leaf`` again, to the environment's answer, which is stored with its
-        score. Nothing is sampled. Its index is that of its first reply, and what does not come to an end has no outcome."""
+        score and record. Nothing is sampled. What does not come to an end has no outcome."""
         path = [node for node, _ in self.load(tree).path(leaf).segments]
         first = next(node for node in path if node.role not in ("root", "system"))
         before = next(node for node in reversed(path) if node.role != "assistant")
         index = next(node.index for node in path if node.role == "assistant" and node.provenance == path[-1].provenance)
+        known = next(iter(self.run.attempts(leaf=leaf)), AttemptRecord(leaf, tree, None, 0, RECORDED, index))
+        which = _Which(Draw(known.index, known.purpose), None, None, None, known)
 
         async def go(env: Env, _: Node) -> Attempt:
             position = self.prompts.at(before)
@@ -185,16 +226,16 @@ class Episodes:
                 why = "the recording ends before the agent does"
                 return Attempt(tree, task, index, first.id, (turn,), end.reward, None, False, why, end.parent.id)
             cut, failure = turn.answer.stop == "truncated", data.get("failure")
-            return self._ended(task, self.prompts.at(first), end, index, (turn,), data.get("outcome"), cut, failure)
+            return self._ended(task, self.prompts.at(first), end, which, (turn,), data.get("outcome"), cut, failure)
 
-        return await self._episode(tree, task, before, index, go)
+        return await self._episode(tree, task, before, which, go)
 
     def load(self, tree: str) -> Tree:
         """The tree in memory, read from the run when it is not there yet. Raises UserError when the run has none of that name."""
         return self.record.load(tree)
 
     async def _episode(
-        self, tree: str, task: Task, back_to: Node | None, index: int, go: Callable[[Env, Node], Awaitable[Attempt]]
+        self, tree: str, task: Task, back_to: Node | None, which: _Which, go: Callable[[Env, Node], Awaitable[Attempt]]
     ) -> Attempt:
         """Open an environment, bring it to its state after ``back_to`` (None: the start), play, and close it whatever happens.
 
@@ -204,7 +245,7 @@ class Episodes:
             try:
                 env = self.stage.make()
             except InfrastructureError as error:
-                return self.failed(tree, task, back_to, index, str(error))
+                return self._failed(tree, task, which, str(error))
             try:
                 try:
                     node = await self._begin(env, tree, task, back_to)
@@ -212,18 +253,25 @@ class Episodes:
                     if back_to is not None:
                         node, replayed = back_to, await self.stage.restore(env, task, back_to, self.trees[tree])
                 except InfrastructureError as error:
-                    return self.failed(tree, task, back_to, index, str(error))
+                    return self._failed(tree, task, which, str(error))
                 attempt = replace(await go(env, node), replayed=replayed)
                 self.on_attempt(attempt)
                 return attempt
             finally:
                 await self.stage.close(env)
 
-    def failed(self, tree: str, task: Task, start: Node | None, index: int, why: str) -> Attempt:
+    def failed(self, tree: str, task: Task, start: Node | None, draw: Draw, why: str) -> Attempt:
         """An attempt that failed before its first turn, stored where it would have started (None: at the tree's root)."""
-        at = start or self.record.root(tree, task)
-        position = Position(at, len(at), [], [], 0.0, 0)
-        return self._ended(task, position, position, index, (), None, False, why)
+        place = None if start is None else (start, len(start))
+        return self._failed(tree, task, _Which(draw, place, self.provenance), why)
+
+    def _failed(self, tree: str, task: Task, which: _Which, why: str) -> Attempt:
+        if which.known is not None:  # it stays as it was recorded
+            return Attempt(tree, task, which.draw.index, "", (), 0.0, None, False, why, which.known.leaf)
+        root = self.record.root(tree, task)
+        start, offset = which.start or (root, len(root))
+        position = Position(start, offset, [], [], 0.0, 0, insert=which.insert)
+        return self._ended(task, position, position, which, (), None, False, why)
 
     async def _begin(self, env: Env, tree: str, task: Task, back_to: Node | None) -> Node:
         """Reset ``env`` to the start of ``task``; the node of its first observation, stored once per tree.
@@ -264,27 +312,26 @@ class Episodes:
         env: Env,
         task: Task,
         position: Position,
-        index: int,
+        which: _Which,
         change: Change | None = None,
         turns: int | None = None,
         held: Mapping[int, TokenMessage] = MappingProxyType({}),
-        fork: bool = False,
     ) -> Attempt:
-        """Turn after turn to the end of the episode, or a pause after ``turns``. ``index`` and ``change`` apply to the first
+        """Turn after turn to the end of the episode, or a pause after ``turns``. The index and ``change`` apply to the first
         sample; later ones are the only child. ``held``: see :meth:`branch`."""
-        start, first, played = position, index, list[Turn]()
+        start, draw, played = position, which.draw, list[Turn]()
         outcome: bool | None = False
         truncated, failure = True, None
         while position.turns < env.max_turns and not self.sampler.budget.spent_out:
             if turns is not None and len(played) >= turns:
-                return self._paused(task, start, position, first, tuple(played))
+                return self._paused(task, start, position, which, tuple(played))
             given = held.get(len(played))
             try:
                 if given is not None:
                     turn = await self._answered(env, position, self.record.held(position, given))
                 else:
-                    turn = await self._stored_turn(env, task, position, index, change) or await self._turn(
-                        env, position, index, change
+                    turn = await self._stored_turn(env, task, position, draw, change) or await self._turn(
+                        env, position, draw, change
                     )
             except InfrastructureError as error:
                 outcome, truncated, failure = None, False, str(error)
@@ -296,12 +343,12 @@ class Episodes:
                 failure = turn.answer.data.get("failure") if turn.answer.stop == "failed" else None
                 break
             if given is None:
-                index, change = 0, None
+                draw, change = Draw(0, draw.purpose), None
         if played and failure is None and all(i in held for i in range(len(played))):
             return Attempt(
                 start.parent.tree,
                 task,
-                first,
+                which.draw.index,
                 start.parent.id,
                 tuple(played),
                 position.reward,
@@ -310,36 +357,35 @@ class Episodes:
                 None,
                 position.parent.id,
             )
-        return self._ended(task, start, position, first, tuple(played), outcome, truncated, failure, fork)
+        return self._ended(task, start, position, which, tuple(played), outcome, truncated, failure)
 
-    def _paused(self, task: Task, start: Position, end: Position, index: int, turns: tuple[Turn, ...]) -> Attempt:
-        """An attempt that stops for now: its turns are stored, and no score."""
+    def _paused(self, task: Task, start: Position, end: Position, which: _Which, turns: tuple[Turn, ...]) -> Attempt:
+        """An attempt that stops for now: its turns are stored, and no record; that of an earlier try that failed is gone."""
         here, leaf = start.parent, end.parent
-        erase_failed(self.run, [here.id, *(turn.answer.id for turn in turns[:-1])], here.id, index)
-        return Attempt(here.tree, task, index, here.id, turns, end.reward, None, False, None, leaf.id, paused=True)
+        self.run.take_back(which.record(leaf))
+        return Attempt(here.tree, task, which.draw.index, here.id, turns, end.reward, None, False, None, leaf.id, paused=True)
 
     def _ended(
         self,
         task: Task,
         start: Position,
         end: Position,
-        index: int,
+        which: _Which,
         turns: tuple[Turn, ...],
         outcome: bool | None,
         truncated: bool,
         failure: str | None,
-        fork: bool = False,
     ) -> Attempt:
-        """The attempt, with its score stored at its end."""
-        leaf = end.parent
+        """The attempt, with its record stored, and the environment's score at its end where no failure ended it."""
+        leaf, tree, index = end.parent, start.parent.tree, which.draw.index
         if start.insert is not None:
             self.record.add(start.insert)
-        evidence = {"outcome": outcome, "truncated": truncated, "start": start.parent.id, "index": index, "failure": failure}
-        evidence |= {FORK: True} if fork else {}
-        value = None if failure else end.reward
-        score = Score(leaf.id, "env", value, evidence=evidence, judges={"env": stable_hash("world", self.environment.name)})
-        self.record.ended(start.parent, score, index, [turn.answer for turn in turns])
-        tree = start.parent.tree
+        if which.provenance is not None and which.provenance != self.provenance:
+            self.run.add(which.provenance)
+        if failure is None:
+            self.run.add(Score(leaf.id, "env", end.reward, judges={"env": stable_hash("world", self.environment.name)}))
+        reward = None if failure else end.reward
+        self.run.add(which.record(leaf, outcome=outcome, reward=reward, truncated=truncated, failure=failure))
         return Attempt(tree, task, index, start.parent.id, turns, end.reward, outcome, truncated, failure, leaf.id)
 
     def _sampling(self, change: Change | None) -> tuple[Sampling, Provenance]:
@@ -349,9 +395,9 @@ class Episodes:
         sampling = replace(self.agent.sampling, ban_first=change.ban)
         return sampling, replace(self.provenance, settings=self.agent.settings(sampling), edit=change.stored())
 
-    async def _stored_turn(self, env: Env, task: Task, position: Position, index: int, change: Change | None) -> Turn | None:
+    async def _stored_turn(self, env: Env, task: Task, position: Position, draw: Draw, change: Change | None) -> Turn | None:
         """The stored turn at this position, if it is complete; the environment is brought to the state after it."""
-        known = self.record.known(position.parent, position.offset, index, self._sampling(change)[1].hash)
+        known = self.record.known(position.parent, position.offset, draw, self._sampling(change)[1].hash)
         if known is None:
             return None
         node, answer = known
@@ -361,7 +407,7 @@ class Episodes:
             check(task, position.turns + 1, answer, await self._step(env, position, node, [answer.message]))
         return as_turn(node, answer)
 
-    async def _turn(self, env: Env, position: Position, index: int, change: Change | None) -> Turn:
+    async def _turn(self, env: Env, position: Position, draw: Draw, change: Change | None) -> Turn:
         """Sample one reply and let the environment answer it."""
         position = await self.prompts.fitted(position)
         sampling, provenance = self._sampling(change)
@@ -370,13 +416,14 @@ class Episodes:
         if change is not None and change.state is not None:
             assert prompt.prefix.tokens is not None
             taps = taps_of(change.state, len(prompt.prefix.tokens))
-        completion = await self.sampler.one(prompt.prefix, sampling, (position.parent.id, position.offset), index, "turn", taps)
+        at = (position.parent.id, position.offset, draw.purpose)
+        completion = await self.sampler.one(prompt.prefix, sampling, at, draw.index, "turn", taps)
         self.answering.keep()
         if position.insert is not None:
             self.record.add(position.insert)
         if change is not None:
             self.run.add(provenance)
-        node = self.record.sampled(position, prompt, completion, provenance, index)
+        node = self.record.sampled(position, prompt, completion, provenance, draw)
         self.sampler.budget.charge(turns=1)
         return await self._answered(env, position, node)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ramify.base.errors import UserError
 from ramify.base.ledger import Ledger
 from ramify.env.protocol import Task
-from ramify.rollout.attempts import Attempt, first_index
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.run import Episodes
 from ramify.stats.drops import Counts
 
@@ -91,9 +91,8 @@ class Steps:
             raise UserError(f"attempt '{trace.id}' has positions 0 to {trace.length} to continue from, not {t}")
         if t == trace.length and trace.ended:
             return Counts(n * bool(trace.correct), n)
-        first = first_index(purpose) + start
         sampled = await asyncio.gather(
-            *(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], first + i) for i in range(n))
+            *(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], start + i, purpose=purpose) for i in range(n))
         )
         self.ledger.add(
             purpose, forks=n, sampled_tokens=sum(a.sampled_tokens for a in sampled), turns=sum(len(a.turns) for a in sampled)

@@ -24,7 +24,7 @@ from ramify.rollout.potential import counts_annotation
 from ramify.stats.drops import Counts
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.lines import field as read_field
-from ramify.trace.node import Provenance, Score, make_node
+from ramify.trace.node import IMPORT, AttemptRecord, Provenance, Score, make_node
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -122,9 +122,11 @@ def store_trace(run: Run, trace: TokenTrace, tokenizer: Tokenizer) -> str:
         logprobs=trace.logprobs, ends=tokenizer.ends(reply), provenance=provenance.hash, index=0, stop=trace.stop,
     )  # fmt: skip
     run.add(provenance, root, prompt_node, reply_node)
+    record = AttemptRecord(reply_node.id, trace.id, purpose=IMPORT, truncated=trace.stop == "length", provenance=provenance.hash)
     if trace.correct is not None:
-        evidence = {"outcome": trace.correct, "truncated": trace.stop == "length"}
-        run.add(Score(reply_node.id, "env", float(trace.correct), evidence=evidence, judges={"env": trace.verifier}))
+        record = replace(record, outcome=trace.correct, reward=float(trace.correct))
+        run.add(Score(reply_node.id, "env", float(trace.correct), judges={"env": trace.verifier}))
+    run.add(record)
     for t, counts in enumerate(trace.potentials or ()):
         if counts is not None:
             run.add(counts_annotation(reply_node.id, t, counts))

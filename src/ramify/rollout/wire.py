@@ -18,11 +18,14 @@ from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.trace.db import Run
 from ramify.trace.jsonl import node_json
-from ramify.trace.node import Context, Node, Provenance, Score, TreeInfo, context_from_json, make_node
+from ramify.trace.node import AttemptRecord, Context, Node, Provenance, Score, TreeInfo, context_from_json, make_node
 from ramify.trace.tree import Tree
 
-Record = Node | Context | Provenance | Score | TreeInfo | bytes
+Record = Node | AttemptRecord | Context | Provenance | Score | TreeInfo | bytes
 """What playing an episode writes; bytes are a blob."""
+
+
+_KINDS: dict[type[TreeInfo | Score | AttemptRecord], str] = {TreeInfo: "tree", Score: "score", AttemptRecord: "attempt"}
 
 
 def pack(header: Mapping[str, Any], body: bytes = b"") -> bytes:
@@ -79,7 +82,7 @@ def _line(record: Record) -> dict[str, Any]:
         return {"kind": "provenance", **record.to_json()}
     if isinstance(record, Context):
         return {"kind": "context", "parts": record.to_json()}
-    return {"kind": "tree" if isinstance(record, TreeInfo) else "score", **dataclasses.asdict(record)}
+    return {"kind": _KINDS[type(record)], **dataclasses.asdict(record)}
 
 
 def _record(fields: dict[str, Any]) -> Record:
@@ -95,7 +98,9 @@ def _record(fields: dict[str, Any]) -> Record:
         return node if node.id == given else _damaged("node", given)
     if kind == "context":
         return context_from_json(fields["parts"])
-    return {"provenance": Provenance, "tree": TreeInfo, "score": Score}[kind](**fields)  # type: ignore[no-any-return]
+    if kind == "provenance":
+        return Provenance(**fields)
+    return next(one for one, name in _KINDS.items() if name == kind)(**fields)
 
 
 def _damaged(kind: str, name: str) -> Any:
@@ -128,14 +133,14 @@ class Sink:
         """As :meth:`Run.add_tree`."""
         self.added.append(TreeInfo(name, task, group, data or {}))
 
-    def add(self, *records: Node | Context | Provenance | Score) -> None:
+    def add(self, *records: Node | AttemptRecord | Context | Provenance | Score) -> None:
         """As :meth:`Run.add`."""
         for record in records:
             self._keep(record)
             self.added.append(record)
 
-    def erase_unscored(self, nodes: Iterable[str], scorer: str, evidence: Mapping[str, str | int]) -> None:
-        """Nothing: the run itself erases when the attempt is stored."""
+    def take_back(self, attempt: AttemptRecord) -> None:
+        """Nothing: the run itself does when the attempt is stored."""
 
     def tree(self, name: str) -> Tree:
         """As :meth:`Run.tree`; a tree without nodes is empty."""

@@ -96,10 +96,11 @@ class WorkerPlayer:
         episodes = Episodes(self._agent, self._environment, cast(Run, sink), self._seed, header["group"])
         task = Task(header["task"], header["data"])
         async with self._gate:
+            how = {"turns": header["turns"], "purpose": header["purpose"]}
             if header["node"] is None:
-                attempt = await episodes.attempt(header["tree"], task, header["index"], header["turns"])
+                attempt = await episodes.attempt(header["tree"], task, header["index"], **how)
             else:
-                attempt = await episodes.branch(header["tree"], task, header["node"], header["index"], header["turns"])
+                attempt = await episodes.branch(header["tree"], task, header["node"], header["index"], **how)
         return pack(attempt_json(attempt), write_records(sink.added))
 
 

@@ -26,7 +26,7 @@ from ramify.stats.intervals import difference_of_proportions, paired_proportions
 from ramify.stats.tests import fisher, sign_test
 from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
-from ramify.trace.outcome import decider, succeeded
+from ramify.trace.outcome import decider, ended
 from ramify.trace.sources import run_folder
 
 PAIR = "First:\n{0}\n\nSecond:\n{1}"
@@ -137,13 +137,13 @@ def _attempts(folder: Path, truth: str | None) -> list[Labelled]:
         if deciding is None:
             raise UserError(f"{folder} has no score that could label its attempts: import outcomes, or name an anchor file")
         for info in run.trees():
-            for node, score in deciding.scores(run, info.name).items():
-                outcome = succeeded(score)
+            for one in ended(run, info.name, deciding):
+                outcome = None if one.score is None else one.success
                 if outcome is not None:
-                    path = run.path(node)
+                    path = run.path(one.node)
                     group = path.segments[-1][0].data.get("group", "")
                     item = replace(
-                        Item.of(path, Task(str(info.task.get("id", info.name)), dict(info.task.get("data") or {}))), id=node
+                        Item.of(path, Task(str(info.task.get("id", info.name)), dict(info.task.get("data") or {}))), id=one.node
                     )
                     found.append(Labelled(item, outcome, str(group)))
     return found

@@ -116,7 +116,7 @@ def run_attempts(
     observation's text where it gave none. Raises UnscoredError when there is no attempt."""
     found = False
     for attempt in views(run, group, scorer):
-        left_out = attempt.reward is None and (attempt.score is not None or not unscored)
+        left_out = attempt.reward is None and (attempt.score is not None or attempt.broken_off is not None or not unscored)
         if not left_out and attempt.steps:
             found = True
             yield attempt, _records(attempt)

@@ -110,14 +110,11 @@ class Judged(NamedTuple):
 
     def as_scores(self, node: str) -> Iterator[Score]:
         """As scores of the attempt's last node. Those of a failed attempt have no value: it was not judged."""
-        if self.failure is not None:
-            for scorer, value in {IMPORTED: None, **self.scores}.items():
-                reported = {} if value is None else {"reported": value}
-                yield Score(node, scorer, None, evidence={"failure": self.failure, **reported})
-            return
-        evidence = None if self.success is None else {"outcome": self.success}
         for scorer, value in self.scores.items():
-            yield Score(node, scorer, value, evidence=evidence if scorer == IMPORTED else None)
+            if self.failure is None:
+                yield Score(node, scorer, value)
+            elif value is not None:
+                yield Score(node, scorer, None, evidence={"reported": value})
 
 
 #: Nothing is said of an outcome.

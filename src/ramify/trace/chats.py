@@ -11,7 +11,7 @@ from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.trace.aliases import KNOWN, RECORD, Fields, Found
 from ramify.trace.db import Run
-from ramify.trace.foreign import Thread, import_records, root
+from ramify.trace.foreign import Thread, end_attempt, import_records, open_attempt, root
 from ramify.trace.lines import field, read_conversations
 from ramify.trace.message import Message, plain, read_message, refuse_unknown, unanswered
 from ramify.trace.node import Node, Provenance
@@ -122,7 +122,7 @@ def hang_chat(
         last = at == max(1, len(messages))
         stop = {"stop": judged.stop} if last and judged.stop else {}
         thread.hang(message, message.role == "assistant", last, about if last else None, **stop)
-    run.add(*judged.as_scores(thread.node.id))
+    end_attempt(run, thread.node, judged)
 
 
 def open_calls(messages: Sequence[Message]) -> dict[str, Any]:
@@ -189,17 +189,19 @@ class Calls:
         extra = {k: v for k, v in record.items() if k not in {*taken, *judged.names, *([task.name] if task else ())}}
         tree = _tree(run, task, number) if at is None else at.tree
         thread = Thread(run, tree, next(self._draws), at)
+        origin = at
         for message in given:
             known = self._sampled.get(_key(thread.node, message))
             if known is not None:
-                thread.node = run.node(known)
+                thread.node = origin = run.node(known)
             else:
                 thread.hang(message, message.role == "assistant")
         run.add(provenance)
+        before = None if origin is None else open_attempt(run, origin)
         about = _redacted({**envelope, **({"record": extra} if extra else {})})
         if not replies:  # the call failed, or the log lacks its result: an attempt that ended there
             thread.hang(Message("assistant", "", {"response": about}), True, stop="failed", provenance=provenance.hash)
-            run.add(*judged.as_scores(thread.node.id))
+            end_attempt(run, thread.node, judged, before)
         end = thread.node
         for index, reply in enumerate(replies):
             each = Thread(run, tree, thread.completion if index == 0 else next(self._draws), thread.node)
@@ -209,7 +211,7 @@ class Calls:
                 fields = {"stop": reply.stop} if last else {}
                 end = each.hang(message, sampled, last, rest, **fields, **({"provenance": provenance.hash} if sampled else {}))
                 self._sampled.setdefault(key, end.id)
-            run.add(*judged.as_scores(end.id))
+            end_attempt(run, end, judged, before if index == 0 else None, provenance=provenance.hash)
         return end
 
 

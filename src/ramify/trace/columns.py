@@ -25,6 +25,7 @@ _SCALAR: dict[str, tuple[str, Any]] = {
     "role": ("n.role", object),
     "opens": ("n.opens", np.bool_),
     "index": ("n.sample", np.int64),
+    "purpose": ("n.purpose", object),
     "stop": ("n.stop", object),
     "reward": ("n.reward", np.float64),
     "state_key": ("n.state_key", object),
@@ -38,8 +39,9 @@ def read_columns(rows: Callable[[str], Iterator[tuple[Any, ...]]], names: list[s
 
     Flat columns (tokens int32, sampled bool, logprobs float32, ends int32; 0 where a node with tokens carries none) have shape
     (T,) and come with ``rows``, int64 (N+1,); a text-only node has no entry in them. The others have shape (N,): id, tree, group,
-    role, stop, state_key, text (str, or None), offset, length, index (int64), opens (bool), reward (float64, NaN where there is
-    none), parent (int64: row of the parent in this answer, -1 where it has none here). Raises UserError on an unknown name.
+    role, purpose, stop, state_key, text (str, or None), offset, length, index (int64), opens (bool), reward (float64, NaN where
+    there is none), parent (int64: row of the parent in this answer, -1 where it has none here). Raises UserError on an unknown
+    name.
     """
     for name in names:
         if name not in _FLAT and name not in _SCALAR:

@@ -36,6 +36,7 @@ from ramify.trace.connect import BLOBS, FILE, UNSTORABLE, check, connect, holds_
 from ramify.trace.context import Shown, shown
 from ramify.trace.node import (
     Annotation,
+    AttemptRecord,
     Context,
     Finding,
     JournalEntry,
@@ -55,14 +56,17 @@ JUDGE = "judge of a slot"
 """What the journal calls an entry of :meth:`Run.replace_judge`."""
 _LISTED = "(SELECT value FROM json_each(?))"
 BATCH = 1000
-Record = Node | TokenValues | Annotation | Score | Finding | KeptResult | Context | Provenance
+Record = Node | AttemptRecord | TokenValues | Annotation | Score | Finding | KeptResult | Context | Provenance
 
 
 T = TypeVar("T")
-_R = TypeVar("_R", Node, TokenValues, Annotation, Score, Finding, KeptResult, Context, Provenance, TreeInfo, JournalEntry)
+_R = TypeVar(
+    "_R", Node, AttemptRecord, TokenValues, Annotation, Score, Finding, KeptResult, Context, Provenance, TreeInfo, JournalEntry
+)
 #: How each kind is read: its query, the column of its order of writing, and how a row becomes a record.
 _EACH: dict[type, tuple[str, str, Any]] = {
     Node: (schema.SELECT_NODE, "n.seq", schema.row_node),
+    AttemptRecord: (schema.SELECT_ATTEMPT, "s.seq", schema.row_attempt),
     TokenValues: (schema.SELECT_TOKEN_VALUES, "s.seq", schema.row_token_values),
     Annotation: (schema.SELECT_ANNOTATION, "s.seq", schema.row_annotation),
     Score: (schema.SELECT_SCORE, "s.node, s.scorer, s.unit, j.judges", schema.row_score),
@@ -306,7 +310,8 @@ class Run:
 
     def add(self, *records: Record) -> None:
         """Add records. What is there already stays as it is; per-token values, an annotation, score or finding of the same maker
-        at the same position are replaced, and so is a kept result of the same maker.
+        at the same position, and an attempt of the same start, purpose, index and provenance, and a kept result of
+        the same maker are replaced.
 
         A node's tree, parent, context and provenance, and the node any other record points at, must have been added before.
         Raises UserError when one is missing, when lengths or offsets do not fit, or when a value cannot be stored; records before
@@ -315,6 +320,8 @@ class Run:
         for record in records:
             if isinstance(record, Node):
                 self._add_node(record)
+            elif isinstance(record, AttemptRecord):
+                self._add_attempt(record)
             elif isinstance(record, TokenValues):
                 self._write(
                     schema.INSERT_TOKEN_VALUES, schema.token_values_row(record, *self._target(record.node, "values", record.name))
@@ -471,12 +478,15 @@ class Run:
         sql = f"SELECT count(*) FROM scores WHERE judge_set IN {_LISTED}"
         return next(int(row[0]) for row in self._rows(sql, schema.to_json(sorted(erased), "sets of judges")))
 
-    def erase_unscored(self, nodes: Iterable[str], scorer: str, evidence: Mapping[str, str | int]) -> None:
-        """Erase the scores by ``scorer`` on ``nodes`` that have no value and whose evidence holds these entries."""
-        where = " AND ".join(["scorer = ?", *["json_extract(evidence, '$.' || ?) = ?"] * len(evidence)])
-        sql = f"DELETE FROM scores WHERE value IS NULL AND node = (SELECT seq FROM nodes WHERE id = ?) AND {where}"
-        for node in nodes:
-            self._write(sql, (node, scorer, *(part for entry in evidence.items() for part in entry)))
+    def take_back(self, attempt: AttemptRecord) -> None:
+        """Remove the record that ``attempt`` would replace: the attempt goes on. Where there is none nothing happens."""
+        sql = (
+            "DELETE FROM attempts WHERE tree = (SELECT seq FROM trees WHERE name = ?) AND offset = ? AND purpose = ? "
+            "AND sample = ? AND ifnull(start, 0) = ifnull((SELECT seq FROM nodes WHERE id = ?), 0) "
+            "AND ifnull(provenance, 0) = ifnull((SELECT seq FROM provenances WHERE hash = ?), 0)"
+        )
+        place = (attempt.tree, attempt.offset, schema.to_text(attempt.purpose), attempt.index, attempt.start, attempt.provenance)
+        self._write(sql, place)
 
     # Reading
 
@@ -549,6 +559,14 @@ class Run:
         return schema.row_provenance(
             self._one("SELECT body, hash FROM provenances WHERE hash = ?", name, f"no provenance '{name}'")
         )
+
+    def attempts(self, tree: str | None = None, purpose: str | None = None, leaf: str | None = None) -> list[AttemptRecord]:
+        """Attempts that match all that is given, in order of first writing: of one tree, one purpose, or that end at one node."""
+        wanted = {"s.tree": None if tree is None else self._tree_seq(tree), "s.purpose": purpose}
+        if leaf is not None:
+            row = self._row("SELECT seq FROM nodes WHERE id = ?", leaf)
+            wanted["s.leaf"] = -1 if row is None else int(row[0])
+        return self._matching(AttemptRecord, None, wanted)
 
     def token_values(
         self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
@@ -695,6 +713,19 @@ class Run:
             if node.parent is None and isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise UserError(f"tree '{node.tree}' has a root already; node {node.id} names no parent") from error
             raise
+
+    def _add_attempt(self, attempt: AttemptRecord) -> None:
+        sql = "SELECT n.seq, n.tree, n.length, t.name FROM nodes n JOIN trees t ON t.seq = n.tree WHERE n.id = ?"
+        found = {name: self._row(sql, name) for name in (attempt.leaf, attempt.start) if name is not None}
+        for name, row in found.items():
+            if row is None:
+                raise UserError(f"an attempt points at node {name}, which is not in {self.folder}")
+            if row[3] != attempt.tree:
+                raise UserError(f"an attempt of tree '{attempt.tree}' points at node {name} of tree '{row[3]}'")
+        leaf, tree, *_ = found[attempt.leaf] or ()
+        start, _, length, _ = (None if attempt.start is None else found[attempt.start]) or (None, None, 0, None)
+        provenance = None if attempt.provenance is None else self._known_provenance(attempt.provenance, attempt.leaf)
+        self._write(schema.INSERT_ATTEMPT, schema.attempt_row(attempt, tree, leaf, start, length, provenance))
 
     def _known(self, table: str, name: str, node: str) -> int:
         row = self._row(f"SELECT seq FROM {table} WHERE hash = ?", name)

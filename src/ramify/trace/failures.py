@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ramify.base.words import plural
 from ramify.trace.aliases import FAILURES, message_of
-from ramify.trace.node import Node, Score
+from ramify.trace.node import AttemptRecord, Node
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -46,29 +46,23 @@ class Failures:
 
 
 def failures(run: Run) -> Failures:
-    """Every failed attempt of a run."""
-    found = {score.node: why for score in run.unscored() if (why := reported_by(score)) is not None}
-    for node in run.failed():
-        if node.id not in found:
-            found[node.id] = str(failure_of(node))
+    """Every failed attempt of a run. In trees without records those that end at a failed node."""
+    records = run.attempts()
+    recorded = {record.tree for record in records}
+    found = {record.leaf: record.failure for record in records if record.failure is not None}
+    found |= {node.id: str(failure_of(node)) for node in run.failed() if node.tree not in recorded}
     return Failures(len({*run.ends(), *found}) if found else 0, found)
 
 
-def failure_of(end: Node, score: Score | None = None) -> str | None:
+def failure_of(end: Node, record: AttemptRecord | None = None) -> str | None:
     """Why the attempt that ends at ``end`` failed; None where no failure ended it."""
-    reported = None if score is None else reported_by(score)
-    if reported is not None or end.stop != "failed":
-        return reported
+    if record is not None and record.failure is not None:
+        return record.failure
+    if end.stop != "failed":
+        return None
     about = [end.data, *(value for name in ("sample", "record", "response") if isinstance(value := end.data.get(name), Mapping))]
-    for record in about:
+    for one in about:
         for name in FAILURES:
-            if why := message_of(record.get(name)):
+            if why := message_of(one.get(name)):
                 return why
     return "a failure that says no more"
-
-
-def reported_by(score: Score) -> str | None:
-    """The infrastructure failure that ended an attempt, from its score; None without one."""
-    evidence = score.evidence if isinstance(score.evidence, Mapping) else {}
-    why = evidence.get("failure")
-    return None if why is None else str(why)

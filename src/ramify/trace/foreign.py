@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
-from ramify.trace.aliases import IMPORTED, KNOWN, RECORD, Fields, Judged, required
+from ramify.trace.aliases import IMPORTED, KNOWN, NOTHING, RECORD, Fields, Judged, required
 from ramify.trace.db import Run
+from ramify.trace.failures import failure_of
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.message import FIELDS, Message, as_text
-from ramify.trace.node import Node, make_node
+from ramify.trace.node import IMPORT, AttemptRecord, Node, make_node
 from ramify.trace.notes import BadRecordError, one_record, skipped, skipping, strange, unread
 from ramify.trace.shapes import normal
 
@@ -105,6 +107,8 @@ class _Attempt:
         self.last, self.index = last, index
         self.next: int | None = None
         self.reward: float | None = None
+        self.paid: float | None = None
+        self.success: bool | None = None
         self.broken = False
 
     def add(self, run: Run, record: dict[str, Any], judged: Judged, taken: Collection[str], place: str, who: str) -> None:
@@ -134,6 +138,8 @@ class _Attempt:
         self._hang(run, "assistant", as_text(record.get("action")), index=self.index, data=extra)
         unread(extra, {*RECORD, "anchor", "valid", "truncated"}, "step")
         self.reward = None if judged.failure is not None else judged.scores.get(IMPORTED)
+        if self.reward is not None:
+            self.paid, self.success = (self.paid or 0.0) + self.reward, judged.success
         self.next = step + 1
         if judged.failure is not None:  # it was not judged, whatever was paid on the way
             self._hang(run, "user", "", stop="failed", index=self.index, data={"failure": judged.failure})
@@ -152,13 +158,47 @@ class _Attempt:
                 root(run, self.last.tree)
                 why = "a step of it could not be read"
                 self._hang(run, "user", "", stop="failed", index=self.index, data={"failure": why})
+                self._end(run)
             return
         if self.last.role == "assistant" and self.reward is not None:
             self._hang(run, "user", "", reward=self.reward, index=self.index)
+        self._end(run)
+
+    def _end(self, run: Run) -> None:
+        why = failure_of(self.last)
+        outcome, reward = (self.success, self.paid) if why is None else (None, None)
+        cut = self.last.stop == "truncated"
+        run.add(AttemptRecord(self.last.id, self.last.tree, None, 0, IMPORT, self.index, outcome, reward, cut, why))
 
     def _hang(self, run: Run, role: str, text: str, **fields: Any) -> None:
         self.last = make_node(self.last.tree, self.last.id, len(self.last), role, text, **fields)
         run.add(self.last)
+
+
+def end_attempt(
+    run: Run,
+    end: Node,
+    judged: Judged = NOTHING,
+    before: AttemptRecord | None = None,
+    purpose: str = IMPORT,
+    provenance: str | None = None,
+) -> None:
+    """Store the record of the attempt that ends at ``end``, and its scores. ``before``: its record so far, which this replaces;
+    ``provenance``: who sampled it, by default its last node."""
+    known = before or AttemptRecord(
+        end.id, end.tree, None, 0, purpose, max(0, end.index), provenance=provenance or end.provenance
+    )
+    failure = judged.failure or failure_of(end)
+    outcome, reward = (judged.success, judged.scores.get(IMPORTED)) if failure is None else (None, None)
+    cut = known.truncated or end.stop == "truncated"
+    found = replace(known, leaf=end.id, outcome=outcome, reward=reward, truncated=cut, failure=failure)
+    run.add(*judged.as_scores(end.id), found)
+
+
+def open_attempt(run: Run, reply: Node) -> AttemptRecord | None:
+    """The record of the attempt that ends at ``reply`` so far, where nobody judged it: what follows there continues it."""
+    found = run.attempts(leaf=reply.id)
+    return next((one for one in found if one.success is None and one.failure is None), None)
 
 
 class Thread:

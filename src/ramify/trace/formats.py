@@ -249,7 +249,7 @@ for _writer in (
         parquet.write_parquet,
         (".parquet",),
         {
-            "records": "the kind of record: nodes (default), token_values, annotations, scores, findings, results, trees, "
+            "records": "the kind of record: nodes (default), attempts, token_values, annotations, scores, findings, results, trees, "
             "provenances, contexts, journal"
         },
     ),

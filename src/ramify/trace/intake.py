@@ -23,8 +23,9 @@ from ramify.base.ids import json_hash
 from ramify.trace.aliases import IMPORTED, Fields, Judged
 from ramify.trace.connect import holds_run, take_lock
 from ramify.trace.db import Run
+from ramify.trace.foreign import end_attempt
 from ramify.trace.formats import UnknownFormatError, pick_reader
-from ramify.trace.node import Annotation, Context, Finding, Node, Provenance, Score, Span, TokenValues, content_id
+from ramify.trace.node import Annotation, AttemptRecord, Context, Finding, Node, Provenance, Score, Span, TokenValues, content_id
 from ramify.trace.notes import noting, skipped, skipping
 from ramify.trace.outcomes import beside, matching
 
@@ -283,7 +284,7 @@ def _remember(run: Run, key: str, file: Path, root: Path, taken: Taken, ends: Se
     run.log(KIND, key, {"file": _named(file, root), "form": taken.forms[-1], **one})
     judged = beside(file, root) if one else None
     if judged is not None and all(score.value is None for score in run.scores(node=ends[0], scorer=IMPORTED)):
-        run.add(*judged.as_scores(ends[0]))
+        end_attempt(run, run.node(ends[0]), judged, next(iter(run.attempts(leaf=ends[0])), None))
         taken.given += 1
 
 
@@ -326,6 +327,10 @@ def _merge(source: Run, run: Run, name: str) -> dict[str, str]:
         made = replace(made, id=content_id(made))
         moved[node.id] = made.id
         run.add(made)
+    for attempt in source.each(AttemptRecord):
+        start = None if attempt.start is None else moved[attempt.start]
+        index = attempt.index + shift[attempt.tree] if attempt.index >= 0 else attempt.index
+        run.add(replace(attempt, leaf=moved[attempt.leaf], tree=trees[attempt.tree], start=start, index=index))
     for records in (source.each(TokenValues), source.each(Annotation), source.each(Score), source.each(Finding)):
         run.add(*(_moved(record, moved) for record in records))
     for entry in source.journal():

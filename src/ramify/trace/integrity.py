@@ -10,6 +10,7 @@ from ramify.base.problem import Problem
 from ramify.trace.db import Run
 from ramify.trace.node import (
     Annotation,
+    AttemptRecord,
     Context,
     Finding,
     JournalEntry,
@@ -53,7 +54,19 @@ def _file(run: Run) -> Iterator[str]:
 
 def _records(run: Run) -> Iterator[str]:
     """Every record decodes; nodes, contexts and provenances have the content that their hash says."""
-    for kind in (TreeInfo, Provenance, Context, Node, TokenValues, Annotation, Score, Finding, KeptResult, JournalEntry):
+    for kind in (
+        TreeInfo,
+        Provenance,
+        Context,
+        Node,
+        AttemptRecord,
+        TokenValues,
+        Annotation,
+        Score,
+        Finding,
+        KeptResult,
+        JournalEntry,
+    ):
         yield from run.unreadable(kind)
 
 

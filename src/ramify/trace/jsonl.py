@@ -1,8 +1,8 @@
 """A run as JSON lines and back, exactly.
 
 The JSON lines form is one object a line: first ``run`` (schema and config), then trees, provenances, contexts, blobs, nodes in
-order of writing, per-token values, annotations, scores, findings, results and the journal. Fields that have their default are
-left out. Floats that are no numbers are written as "nan", "inf" and "-inf".
+order of writing, attempts, per-token values, annotations, scores, findings, results and the journal. Fields of a node that have their
+default are left out. Floats that are no numbers are written as "nan", "inf" and "-inf".
 Writing and reading take the memory of one line, not of the run."""
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.node import (
     Annotation,
+    AttemptRecord,
     Context,
     Finding,
     JournalEntry,
@@ -50,7 +51,8 @@ _FLOAT32, _INF = float(np.finfo(np.float32).max), float("inf")
 _SPECIAL = {"nan", "inf", "-inf"}
 #: Fields of a node in JSON and their types.
 NODE_FIELDS: dict[str, Any] = {
-    **dict.fromkeys(("id", "tree", "parent", "role", "text", "context", "provenance", "snapshot", "state_key", "stop"), str),
+    **dict.fromkeys(("id", "tree", "parent", "role", "text", "context", "provenance", "purpose", "snapshot"), str),
+    **dict.fromkeys(("state_key", "stop"), str),
     **dict.fromkeys(("offset", "index"), int),
     **dict.fromkeys(("tokens", "sampled", "logprobs", "ends"), list),
     "opens": bool,
@@ -140,6 +142,8 @@ def _records(run: Run) -> Iterator[dict[str, Any]]:
         yield {"kind": "blob", "hash": name, "base64": base64.b64encode(run.get_blob(name)).decode()}
     for node in run.each(Node):
         yield {"kind": "node", **node_json(node)}
+    for attempt in run.each(AttemptRecord):
+        yield {"kind": "attempt", **dataclasses.asdict(attempt)}
     for token_values in run.each(TokenValues):
         yield {
             "kind": "values",
@@ -193,6 +197,14 @@ def _read_node(run: Run, record: dict[str, Any]) -> None:
     run.add(node)
 
 
+def _read_attempt(run: Run, record: dict[str, Any]) -> None:
+    for name in ("start", "failure", "provenance"):
+        field(record, name, str, "attempt", None)
+    field(record, "outcome", bool, "attempt", None)
+    field(record, "reward", (float, int), "attempt", None)
+    run.add(AttemptRecord(**record))
+
+
 def _read_blob(run: Run, record: dict[str, Any]) -> None:
     if run.put_blob(base64.b64decode(record["base64"], validate=True)) != record["hash"]:
         raise UserError(f"blob {record['hash']} has the hash of another content")
@@ -205,6 +217,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "context": {"parts": list},
     "blob": {"hash": str, "base64": str},
     "node": {},
+    "attempt": {"leaf": str, "tree": str, "offset": int, "purpose": str, "index": int, "truncated": bool},
     "values": {"node": str, "name": str, "maker": str, "values": list},
     "annotation": {"node": str, "offset": int, "name": str, "maker": str},
     "score": {"node": str, "scorer": str, "unit": str, "cost": dict, "judges": dict},
@@ -218,6 +231,7 @@ _READERS: dict[str, Callable[[Run, dict[str, Any]], Any]] = {
     "context": lambda run, r: run.add(context_from_json(r["parts"])),
     "blob": _read_blob,
     "node": _read_node,
+    "attempt": _read_attempt,
     "values": lambda run, r: run.add(TokenValues(r["node"], r["name"], r["maker"], _unfloats(r["values"]))),
     "annotation": lambda run, r: run.add(Annotation(**r)),
     "score": lambda run, r: run.add(Score(**r)),

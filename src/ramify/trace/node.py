@@ -1,4 +1,4 @@
-"""The records a run is made of: nodes, contexts, per-token values, annotations, scores, findings.
+"""The records a run is made of: nodes, contexts, attempts, per-token values, annotations, scores, findings.
 
 A run of an agent is a path, runs of one task are a tree. A node is one message, or the part of one message that was sampled or
 inserted in one go. Nodes are append-only and content-addressed. Where tokens exist they are truth and are never made again from
@@ -26,8 +26,9 @@ STOPS = ("", "eos", "stop", "length", "budget", "cancelled", "terminated", "trun
 class Node:
     """One append-only piece of a tree.
 
-    ``id`` is the stable hash of tree, parent, offset, role, content, context, provenance and sample index, so two equal samples
-    are two nodes and a given (unsampled) message is one. Arrays have one entry per token, shape (T,).
+    ``id`` is the stable hash of tree, parent, offset, role, content, context, provenance, purpose and sample index, so two equal
+    samples are two nodes, those of two purposes too, and a given (unsampled) message is one. Arrays have one entry per token,
+    shape (T,).
     """
 
     id: str
@@ -56,7 +57,9 @@ class Node:
     provenance: str | None = None
     """Hash of the :class:`Provenance`; None for given text (prompts, observations, edits)."""
     index: int = -1
-    """Sample index among the samples at (parent, offset); -1 for given text."""
+    """Sample index among the samples of one purpose at (parent, offset); -1 for given text."""
+    purpose: str = ""
+    """What it was sampled for (:attr:`AttemptRecord.purpose`); empty for given text, and where nobody said."""
     snapshot: str | None = None
     """Environment state after this node as canonical JSON, or ``blob:HASH`` for bytes; None where the environment gave none."""
     state_key: str | None = None
@@ -134,6 +137,7 @@ def content_id(node: Node) -> str:
         int(node.opens),
         node.context,
         node.provenance,
+        node.purpose,
         node.index,
     )
 
@@ -226,6 +230,55 @@ class Provenance:
     def hash(self) -> str:
         """Stable hash of the provenance."""
         return stable_hash("producer", canonical_json(self.to_json()))
+
+
+ROLLOUT, EVAL, IMPORT, RECORDED, FORK = "rollout", "eval", "import", "recorded", "fork"
+ATTEMPTS = frozenset({ROLLOUT, EVAL, IMPORT, RECORDED})
+"""Purposes of attempts at a task. What was played for any other purpose is a fork: it was made to find something out, and counts
+in no rate of success, or forks of one step would count as often as they are many."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """An attempt at a task, or a fork of one: where it began, for what, and how it ended. Written once, where it ends or is
+    imported; another of the same tree, start, offset, purpose, index and provenance replaces it.
+    """
+
+    leaf: str
+    """Id of its last node."""
+    tree: str
+    start: str | None = None
+    """Id of the node it continued from; None where it began at the beginning."""
+    offset: int = 0
+    """Tokens or messages kept of ``start``."""
+    purpose: str = ROLLOUT
+    index: int = 0
+    """Its number among those of one purpose from one start: the sample index of the first reply it sampled."""
+    outcome: bool | None = None
+    """Whether it succeeded; None where nobody said."""
+    reward: float | None = None
+    """What it was paid in all, the part before ``start`` included; None where nobody judged it."""
+    truncated: bool = False
+    """A limit ended it."""
+    failure: str | None = None
+    """The failure that ended it and that was not the model's (of a provider, an environment, a tool): then it was not judged.
+    What the model does wrong is an outcome."""
+    provenance: str | None = None
+    """Hash of the :class:`Provenance` of who sampled it; None where nobody knows."""
+
+    @property
+    def success(self) -> bool | None:
+        """Whether it succeeded: as its judge said, else by a reward above 0; None where there is neither."""
+        if self.failure is not None:
+            return None
+        if self.outcome is not None:
+            return self.outcome
+        return None if self.reward is None else self.reward > 0
+
+    @property
+    def fork(self) -> bool:
+        """Whether it was made to find something out, and not as an attempt. What a selector chose to continue is an attempt."""
+        return self.purpose not in ATTEMPTS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

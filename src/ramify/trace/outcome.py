@@ -1,9 +1,12 @@
-"""Outcomes of attempts: chooses the scorer that decides among several, and reads its scores."""
+"""Outcomes of attempts: chooses the scorer that decides among several, and reads how attempts ended.
+
+What an attempt is (where it began, for what, how it ended) its record says, and how it was judged the score of the scorer that
+decides. Where that is who judged it when it ended, the record's outcome is the answer."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,17 +14,13 @@ import numpy as np
 
 from ramify.base.errors import UserError, nearest
 from ramify.trace.aliases import IMPORTED
-from ramify.trace.node import Score
+from ramify.trace.node import AttemptRecord, Score
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
     from ramify.trace.path import Path
 
 _FIRST = ("env", IMPORTED)
-INDICES = 1_000_000
-"""Sample indices of one purpose; those below the first such number are the attempts' and of forks without a purpose."""
-FORK = "fork"
-"""In the evidence of a score: it is of a fork that somebody asked for, wherever its index lies."""
 _PART = "score."
 
 
@@ -99,12 +98,59 @@ def is_reward(unit: str) -> bool:
     return unit in ("reward", "score") or unit.startswith(_PART)
 
 
-def succeeded(score: Score | None) -> bool | None:
-    """Whether the attempt succeeded: by its score, else whether its reward is above 0; None where there is neither."""
-    if score is None or score.value is None:
-        return None
-    outcome = score.evidence.get("outcome") if isinstance(score.evidence, Mapping) else None
-    return outcome if isinstance(outcome, bool) else score.value > 0
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How what ends at a node ended: its record and its score, either of which may be missing."""
+
+    node: str
+    record: AttemptRecord | None
+    score: Score | None
+
+    @property
+    def success(self) -> bool | None:
+        """See :func:`succeeded`."""
+        return succeeded(self.record, self.score)
+
+    @property
+    def fork(self) -> bool:
+        """Whether it is a fork, not an attempt (:attr:`ramify.trace.node.AttemptRecord.fork`)."""
+        return self.record is not None and self.record.fork
+
+
+def ended(run: Run, tree: str, deciding: Decider) -> list[Ending]:
+    """How everything in a tree ended that ``deciding`` scored, or that a failure kept from being scored; where it scored nothing
+    there, of every attempt on record. In order of the nodes' ids. Empty in a tree without scores and records, whose leaves are
+    the ends."""
+    records = by_leaf(run.attempts(tree))
+    scores = deciding.scores(run, tree)
+    if not scores:
+        nodes = set(records)
+    elif deciding.name in ("", *_FIRST):
+        nodes = {*scores, *(leaf for leaf, record in records.items() if record.failure is not None)}
+    else:
+        nodes = set(scores)
+    return [Ending(node, records.get(node), scores.get(node)) for node in sorted(nodes)]
+
+
+def by_leaf(records: Iterable[AttemptRecord]) -> dict[str, AttemptRecord]:
+    """Records by the node at which they end. Of several that end at one, as where every try failed at once, the last that did not
+    fail, else the last."""
+    found: dict[str, AttemptRecord] = {}
+    for record in records:
+        if record.failure is None or record.leaf not in found:
+            found[record.leaf] = record
+    return found
+
+
+def succeeded(record: AttemptRecord | None, score: Score | None) -> bool | None:
+    """Whether an attempt succeeded: by a score of another scorer than who judged it when it ended, else by its record, else
+    whether its score is above 0. None where a failure ended it and where nobody said."""
+    if record is not None:
+        if record.failure is not None:
+            return None
+        if (score is None or score.scorer in _FIRST) and record.success is not None:
+            return record.success
+    return None if score is None or score.value is None else score.value > 0
 
 
 def paid(path: Path) -> float | None:
@@ -113,23 +159,14 @@ def paid(path: Path) -> float | None:
     return sum(rewards) if rewards else None
 
 
-def is_fork(score: Score | None) -> bool:
-    """Whether a score is of a fork, which was made to find something out, and not of an attempt: forks of one step would count as
-    often as they are many. What a selector chose to continue is an attempt."""
-    evidence = score.evidence if score is not None and isinstance(score.evidence, Mapping) else {}
-    index = evidence.get("index")
-    return bool(evidence.get(FORK)) or (isinstance(index, int) and index >= INDICES)
-
-
 def successes(run: Run, deciding: Decider, forks: bool = False) -> Iterator[bool | None]:
-    """Whether each attempt of a run succeeded, by its score or by the rewards along it; None where it has neither, and where a
-    failure ended it. ``forks``: whether each of its forks did, instead (:func:`is_fork`)."""
+    """Whether each attempt of a run succeeded, by its record and score or by the rewards along it; None where nobody said, and
+    where a failure ended it. ``forks``: whether each of its forks did, instead."""
     failed = {node.id for node in run.failed()}
     for info in run.trees():
-        scores = deciding.scores(run, info.name)
-        if scores:
-            chosen = (score for score in scores.values() if is_fork(score) == forks)
-            yield from (None if score.node in failed else succeeded(score) for score in chosen)
+        ends = ended(run, info.name, deciding)
+        if ends:
+            yield from (None if one.node in failed else one.success for one in ends if one.fork == forks)
         elif not forks and not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
             tree = run.tree(info.name)
             for leaf in tree.leaves():
@@ -137,10 +174,9 @@ def successes(run: Run, deciding: Decider, forks: bool = False) -> Iterator[bool
                 yield None if reward is None else reward > 0
 
 
-def cut_short(score: Score | None, stop: str) -> bool:
-    """Whether a limit ended the attempt, as its score says, else as its last node's ``stop`` does."""
-    evidence = score.evidence if score is not None and isinstance(score.evidence, Mapping) else {}
-    return bool(evidence.get("truncated", stop == "truncated"))
+def cut_short(record: AttemptRecord | None, stop: str) -> bool:
+    """Whether a limit ended the attempt, as its record says, else as its last node's ``stop`` does."""
+    return stop == "truncated" if record is None else record.truncated
 
 
 def how_to_judge(run: Run) -> str:

@@ -12,6 +12,7 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.files import reason
 from ramify.trace.aliases import ALIASES, IMPORTED, KNOWN, Judged
 from ramify.trace.db import Run
+from ramify.trace.foreign import end_attempt
 from ramify.trace.lines import read_items
 
 _LISTS = {
@@ -186,7 +187,7 @@ def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -
             f"{source}: none of its names is a task or file of the run: '{unmatched[0]}' ({nearest(unmatched[0], known)})"
         )
     for end, judged in given.items():
-        run.add(*judged.as_scores(end))
+        end_attempt(run, run.node(end), judged, next(iter(run.attempts(leaf=end)), None))
     return len(given), unmatched
 
 

@@ -19,6 +19,7 @@ from ramify.base.ids import canonical_json
 from ramify.trace.db import Run
 from ramify.trace.node import (
     Annotation,
+    AttemptRecord,
     Context,
     Finding,
     JournalEntry,
@@ -35,10 +36,16 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
     "nodes": (
         Node,
         dict.fromkeys(
-            ("id", "tree", "parent", "role", "text", "context", "provenance", "snapshot", "state_key", "stop", "data"), "str"
+            ("id", "tree", "parent", "role", "text", "context", "provenance", "purpose", "snapshot", "state_key", "stop", "data"),
+            "str",
         )
         | {"offset": "int", "index": "int", "opens": "bool", "reward": "float"}
         | {"tokens": "ints", "sampled": "bools", "logprobs": "floats", "ends": "ints"},
+    ),
+    "attempts": (
+        AttemptRecord,
+        dict.fromkeys(("leaf", "tree", "start", "purpose", "failure", "provenance"), "str")
+        | {"offset": "int", "index": "int", "outcome": "bool", "reward": "float", "truncated": "bool"},
     ),
     "token_values": (TokenValues, {"node": "str", "name": "str", "maker": "str", "values": "floats"}),
     "annotations": (Annotation, {"node": "str", "offset": "int", "name": "str", "maker": "str", "value": "json"}),
@@ -64,7 +71,7 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
 
 
 def write_parquet(run: Run, path: Path, records: str = "nodes") -> int:
-    """Write the records of one kind (nodes, token_values, annotations, scores, findings, results, trees,
+    """Write the records of one kind (nodes, attempts, token_values, annotations, scores, findings, results, trees,
     provenances, contexts, journal), whole or not at all.
 
     Returns how many rows. Raises UserError on an unknown kind or when the file cannot be written.

@@ -21,6 +21,7 @@ from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
 from ramify.trace.node import (
     Annotation,
+    AttemptRecord,
     Context,
     Finding,
     KeptResult,
@@ -48,12 +49,19 @@ CREATE TABLE nodes (
   seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE,
   tree INTEGER NOT NULL REFERENCES trees (seq), parent INTEGER REFERENCES nodes (seq), offset INTEGER NOT NULL,
   length INTEGER NOT NULL, role TEXT NOT NULL, opens INTEGER NOT NULL,
-  context INTEGER REFERENCES contexts (seq), provenance INTEGER REFERENCES provenances (seq), sample INTEGER NOT NULL,
+  context INTEGER REFERENCES contexts (seq), provenance INTEGER REFERENCES provenances (seq), purpose TEXT NOT NULL,
+  sample INTEGER NOT NULL,
   state_key TEXT, stop TEXT NOT NULL, reward REAL,
   text TEXT NOT NULL, tokens BLOB, sampled BLOB, logprobs BLOB, ends BLOB, data TEXT NOT NULL, snapshot TEXT);
 CREATE INDEX nodes_by_tree ON nodes (tree);
 CREATE INDEX nodes_by_parent ON nodes (parent);
 CREATE UNIQUE INDEX one_root_a_tree ON nodes (tree) WHERE parent IS NULL;
+CREATE TABLE attempts (
+  seq INTEGER PRIMARY KEY, tree INTEGER NOT NULL REFERENCES trees (seq), leaf INTEGER NOT NULL REFERENCES nodes (seq),
+  start INTEGER REFERENCES nodes (seq), offset INTEGER NOT NULL, purpose TEXT NOT NULL, sample INTEGER NOT NULL,
+  outcome INTEGER, reward REAL, truncated INTEGER NOT NULL, failure TEXT, provenance INTEGER REFERENCES provenances (seq));
+CREATE INDEX attempts_by_leaf ON attempts (leaf);
+CREATE UNIQUE INDEX attempts_by_place ON attempts (tree, ifnull(start, 0), offset, purpose, sample, ifnull(provenance, 0));
 CREATE TABLE token_values (
   seq INTEGER PRIMARY KEY, node INTEGER NOT NULL REFERENCES nodes (seq), name TEXT NOT NULL, maker TEXT NOT NULL,
   vals BLOB NOT NULL, UNIQUE (node, name, maker));
@@ -81,7 +89,12 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA};
 """
 
-INSERT_NODE = "INSERT INTO nodes VALUES (NULL" + ",?" * 20 + ") ON CONFLICT (id) DO NOTHING"
+INSERT_NODE = "INSERT INTO nodes VALUES (NULL" + ",?" * 21 + ") ON CONFLICT (id) DO NOTHING"
+INSERT_ATTEMPT = (
+    "INSERT INTO attempts VALUES (NULL,?,?,?,?,?,?,?,?,?,?,?) "
+    "ON CONFLICT (tree, ifnull(start, 0), offset, purpose, sample, ifnull(provenance, 0)) DO UPDATE SET leaf = excluded.leaf, "
+    "outcome = excluded.outcome, reward = excluded.reward, truncated = excluded.truncated, failure = excluded.failure"
+)
 INSERT_TOKEN_VALUES = (
     "INSERT INTO token_values VALUES (NULL,?,?,?,?) ON CONFLICT (node, name, maker) DO UPDATE SET vals = excluded.vals"
 )
@@ -107,8 +120,13 @@ INSERT_RESULT = (
 SELECT_NODE = (
     "SELECT n.id, t.name, (SELECT id FROM nodes p WHERE p.seq = n.parent), n.offset, n.role, n.text, n.tokens, n.sampled, "
     "n.logprobs, n.ends, n.opens, (SELECT hash FROM contexts c WHERE c.seq = n.context), "
-    "(SELECT hash FROM provenances c WHERE c.seq = n.provenance), n.sample, n.snapshot, n.state_key, n.stop, n.reward, n.data, "
-    "n.length FROM nodes n JOIN trees t ON t.seq = n.tree "
+    "(SELECT hash FROM provenances c WHERE c.seq = n.provenance), n.sample, n.purpose, n.snapshot, n.state_key, n.stop, "
+    "n.reward, n.data, n.length FROM nodes n JOIN trees t ON t.seq = n.tree "
+)
+SELECT_ATTEMPT = (
+    "SELECT n.id, t.name, (SELECT id FROM nodes p WHERE p.seq = s.start), s.offset, s.purpose, s.sample, s.outcome, s.reward, "
+    "s.truncated, s.failure, (SELECT hash FROM provenances c WHERE c.seq = s.provenance) "
+    "FROM attempts s JOIN nodes n ON n.seq = s.leaf JOIN trees t ON t.seq = s.tree "
 )
 SELECT_TOKEN_VALUES = "SELECT n.id, s.name, s.maker, s.vals FROM token_values s JOIN nodes n ON n.seq = s.node "
 SELECT_ANNOTATION = "SELECT n.id, s.offset, s.name, s.maker, s.value FROM annotations s JOIN nodes n ON n.seq = s.node "
@@ -206,6 +224,7 @@ def node_row(node: Node, tree: int, parent: int | None, context: int | None, pro
         node.opens,
         context,
         provenance,
+        to_text(node.purpose),
         node.index,
         None if node.state_key is None else to_text(node.state_key),
         node.stop,
@@ -225,8 +244,8 @@ def row_node(row: tuple[Any, ...]) -> Node:
     """A node from a row of ``SELECT_NODE``. Arrays are writable copies.
     Raises RamifyError where its id is not that of its content."""
     sampled, tokens = row[7], _array(row[6], "<i4")
-    if tokens is not None and row[19] != len(tokens):
-        raise ValueError(f"node {row[0]} has {len(tokens)} tokens, not {row[19]}")
+    if tokens is not None and row[20] != len(tokens):
+        raise ValueError(f"node {row[0]} has {len(tokens)} tokens, not {row[20]}")
     node = Node(
         row[0],
         row[1],
@@ -235,22 +254,55 @@ def row_node(row: tuple[Any, ...]) -> Node:
         row[4],
         from_text(row[5]),
         tokens,
-        None if sampled is None else np.unpackbits(np.frombuffer(sampled, np.uint8), count=row[19]).view(np.bool_),
+        None if sampled is None else np.unpackbits(np.frombuffer(sampled, np.uint8), count=row[20]).view(np.bool_),
         _array(row[8], "<f4"),
         _array(row[9], "<i4"),
         bool(row[10]),
         row[11],
         row[12],
         row[13],
-        None if row[14] is None else from_text(row[14]),
+        from_text(row[14]),
         None if row[15] is None else from_text(row[15]),
-        row[16],
+        None if row[16] is None else from_text(row[16]),
         row[17],
-        {} if row[18] == "{}" else from_object(row[18]),
+        row[18],
+        {} if row[19] == "{}" else from_object(row[19]),
     )
     if content_id(node) != node.id:
         raise ValueError(f"node {node.id} has another content than its id says")
     return node
+
+
+def attempt_row(
+    attempt: AttemptRecord, tree: int, leaf: int, start: int | None, length: int, provenance: int | None
+) -> tuple[Any, ...]:
+    """The row of an attempt. Raises UserError where its offset is outside a start of ``length``, or its reward is no number."""
+    if not 0 <= attempt.offset <= length:
+        raise UserError(f"the attempt that ends at {attempt.leaf} starts at offset {attempt.offset} of a node of length {length}")
+    return (
+        tree,
+        leaf,
+        start,
+        attempt.offset,
+        to_text(attempt.purpose),
+        attempt.index,
+        attempt.outcome,
+        finite(attempt.reward, f"the reward of the attempt that ends at {attempt.leaf}"),
+        attempt.truncated,
+        None if attempt.failure is None else to_text(attempt.failure),
+        provenance,
+    )
+
+
+@stored
+def row_attempt(row: tuple[Any, ...]) -> AttemptRecord:
+    """An attempt from a row of ``SELECT_ATTEMPT``."""
+    if row[6] not in (None, 0, 1) or row[8] not in (0, 1) or not isinstance(row[7], float | None) or not isinstance(row[5], int):
+        raise ValueError(f"the attempt that ends at {row[0]} has an outcome, reward or index that is none")
+    outcome, failure = None if row[6] is None else bool(row[6]), None if row[9] is None else from_text(row[9])
+    leaf, tree, start, offset = row[:4]
+    purpose, index, reward = from_text(row[4]), row[5], row[7]
+    return AttemptRecord(leaf, tree, start, offset, purpose, index, outcome, reward, bool(row[8]), failure, row[10])
 
 
 def token_values_row(token_values: TokenValues, seq: int, length: int) -> tuple[Any, ...]:

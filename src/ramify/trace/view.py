@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ramify.trace.failures import failure_of, reported_by
+from ramify.trace.failures import failure_of
 from ramify.trace.message import Message
-from ramify.trace.node import Insert, Node, Score, TreeInfo
-from ramify.trace.outcome import cut_short, decider, paid, settled, succeeded
+from ramify.trace.node import AttemptRecord, Insert, Node, Score, TreeInfo
+from ramify.trace.outcome import NOBODY, Ending, cut_short, decider, ended, paid, settled, succeeded
 from ramify.trace.parallel import by_call
 from ramify.trace.path import Part, Path, by_message, message_of
 
@@ -155,12 +155,13 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One attempt in a run's trees: the path to its end, and its score."""
+    """One attempt in a run's trees: the path to its end, its score, and its record."""
 
     info: TreeInfo
     tree: Tree
     path: Path
     score: Score | None = None
+    record: AttemptRecord | None = None
 
     @property
     def end(self) -> Node:
@@ -209,34 +210,42 @@ class View:
 
     @property
     def reward(self) -> float | None:
-        """The value of the score, or the rewards along the path where there is none; None where there is neither."""
-        return paid(self.path) if self.score is None else self.score.value
+        """The value of the score; without one what its record says, else the rewards along the path. None where nobody said, and
+        where a failure ended it."""
+        if self.score is not None or self.broken_off is not None:
+            return None if self.score is None else self.score.value
+        return paid(self.path) if self.record is None or self.record.reward is None else self.record.reward
 
     @property
     def success(self) -> bool | None:
-        """Whether it succeeded: by the score, else by a reward above 0; None where there is neither, and where a failure ended
-        it."""
+        """Whether it succeeded: by record and score (:func:`ramify.trace.outcome.succeeded`), else by a reward above 0; None
+        where nobody said, and where a failure ended it."""
         if self.end.stop == "failed":
             return None
-        if self.score is not None:
-            return succeeded(self.score)
-        reward = self.reward
-        return None if reward is None else reward > 0
+        found = succeeded(self.record, self.score)
+        if found is not None or self.score is not None or (reward := self.reward) is None:
+            return found
+        return reward > 0
 
     @property
     def failure(self) -> str | None:
         """The infrastructure failure that ended it (a provider, an environment), None without one."""
-        return failure_of(self.end, self.score)
+        return failure_of(self.end, self.record)
 
     @property
     def broken_off(self) -> str | None:
-        """The infrastructure failure that ended it according to its score: not an attempt to learn from. None without one."""
-        return None if self.score is None else reported_by(self.score)
+        """The infrastructure failure that ended it according to its record: not an attempt to learn from. None without one."""
+        return None if self.record is None else self.record.failure
+
+    @property
+    def fork(self) -> bool:
+        """Whether it is a fork, made to find something out, and not an attempt."""
+        return self.record is not None and self.record.fork
 
     @property
     def cut(self) -> bool:
         """Whether a limit ended it."""
-        return cut_short(self.score, self.end.stop)
+        return cut_short(self.record, self.end.stop)
 
 
 def messages_of(path: Path) -> list[TokenMessage]:
@@ -276,16 +285,21 @@ def steps_of(messages: Sequence[TokenMessage]) -> list[Step]:
 def views(run: Run, group: str | None = None, scorer: str | None = None, unjudged: bool = False) -> Iterator[View]:
     """Every attempt in a run's trees, in an order that does not depend on when they ended, one tree in memory at a time.
 
-    An attempt is a path to a node with a score by ``scorer`` (to a leaf, in trees without one); without a name, of the one that
-    :func:`ramify.trace.outcome.decider` says. ``unjudged``: also to the leaves that nobody judged, and where several scorers
-    could decide nobody did. Raises UserError where there is none of that name, or several and none is named.
+    An attempt is a path to a node with a score by ``scorer``, or on record (:func:`ramify.trace.outcome.ended`), and to a leaf in
+    trees with neither; without a name, of the one that :func:`ramify.trace.outcome.decider` says. ``unjudged``: also to the
+    leaves that nobody judged, and where several scorers could decide nobody did. Raises UserError where there is none of that
+    name, or several and none is named.
     """
     deciding = settled(run, scorer) if unjudged else decider(run, scorer)
     for info in sorted(run.trees(group), key=lambda info: info.name):
         tree = run.tree(info.name)
-        scores = {} if deciding is None else deciding.scores(run, info.name)
-        ends = set(scores)
-        if unjudged or not ends:
-            ends |= {node.id for node in tree.leaves()}
-        for leaf in sorted(ends):
-            yield View(info, tree, tree.path(leaf), scores.get(leaf))
+        yield from views_in(info, tree, ended(run, info.name, deciding or NOBODY), unjudged)
+
+
+def views_in(info: TreeInfo, tree: Tree, ends: Iterable[Ending], unjudged: bool = False) -> Iterator[View]:
+    """The attempts of one tree that end as ``ends`` say; ``unjudged``, or without ends: also those to its leaves."""
+    known = {one.node: one for one in ends}
+    if unjudged or not known:
+        known = {leaf.id: Ending(leaf.id, None, None) for leaf in tree.leaves()} | known
+    for leaf, one in sorted(known.items()):
+        yield View(info, tree, tree.path(leaf), one.score, one.record)

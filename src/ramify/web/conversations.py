@@ -26,9 +26,9 @@ from ramify.model.chat import ChatTemplate, assistant_node_parts
 from ramify.model.protocol import Completion, Prefix
 from ramify.model.wire import clean
 from ramify.trace.db import Run
-from ramify.trace.foreign import root
+from ramify.trace.foreign import end_attempt, open_attempt, root
 from ramify.trace.message import Message, plain, split_reply
-from ramify.trace.node import Context, Insert, Node, Provenance, Score, Span, make_node
+from ramify.trace.node import RECORDED, AttemptRecord, Context, Insert, Node, Provenance, Score, Span, make_node
 from ramify.trace.parallel import results_in_order
 from ramify.trace.view import TokenMessage
 from ramify.web.exchange import Exchange
@@ -116,12 +116,13 @@ class Conversations:
             if not self.run.has_tree(name):
                 self.run.add_tree(name, {"id": name, "asked": messages[head - 1].shown.text[:200] if messages else ""})
             known = _Known(root(self.run, name), True)
-        node = known.node
+        node, before = known.node, open_attempt(self.run, known.node)
         for message in messages[at:]:
             node = self._given(node, message)
         context = None if known.whole and not shown else self._context(node, messages, shown)
         for key, outcome in zip(keys, outcomes, strict=True):
-            reply = self._reply(node, exchange, key, outcome, context, messages[-1].shown.role if messages else "")
+            reply = self._reply(node, exchange, key, outcome, context, messages[-1].shown.role if messages else "", before)
+            before = None
             if isinstance(outcome, Completion):
                 self._remember(reply, outcome, ordered, positions, known.whole, exchange.client)
 
@@ -227,6 +228,7 @@ class Conversations:
             tree = f"completion-{_digest(raw)}"
             self.run.add_tree(tree, {"id": tree})
             node = root(self.run, tree)
+        before = open_attempt(self.run, node)
         if size < len(raw):
             new = tokens[size // 4 :]
             spelled = self.template.tokenizer.decode(new.tolist()) if self.template else ""
@@ -241,7 +243,8 @@ class Conversations:
             self.run.add(node)
             self._end(raw, node)
         for key, outcome in zip(keys, outcomes, strict=True):
-            reply = self._reply(node, exchange, key, outcome, None, None)
+            reply = self._reply(node, exchange, key, outcome, None, None, before)
+            before = None
             if isinstance(outcome, Completion) and reply.tokens is not None:
                 self._end(raw + reply.tokens.tobytes(), reply)
 
@@ -265,9 +268,17 @@ class Conversations:
     # -- replies
 
     def _reply(
-        self, parent: Node, exchange: Exchange, key: int, outcome: Completion | Exception, context: str | None, after: str | None
+        self,
+        parent: Node,
+        exchange: Exchange,
+        key: int,
+        outcome: Completion | Exception,
+        context: str | None,
+        after: str | None,
+        before: AttemptRecord | None,
     ) -> Node:
-        """Add what was sampled, or that it failed. ``after`` is the role before a chat's reply, None for a completion's."""
+        """Add what was sampled, or that it failed, and that the conversation so far ends with it: its record ``before`` is
+        replaced. ``after`` is the role before a chat's reply, None for a completion's."""
         about = {"key": key, "request": exchange.id, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         about |= {"asked": self._labels} if self._labels else {}
         fields: dict[str, Any] = {"provenance": self._provenance, "context": context, "index": next(self._index)}
@@ -276,6 +287,7 @@ class Conversations:
             data = about | {"failure": clean(redact(failure)), "error": type(outcome).__name__}
             node = make_node(parent.tree, parent.id, len(parent), "assistant", "", stop="failed", data=data, **fields)
             self.run.add(node)
+            end_attempt(self.run, node, before=before, purpose=RECORDED)
             return node
         parts = self._parts(outcome, after)
         data = plain(outcome.data or {})
@@ -287,6 +299,7 @@ class Conversations:
             stop=outcome.stop, data=data | about, opens=after is not None, **parts, **fields,
         )  # fmt: skip
         self.run.add(node, *_scores(node.id, data))
+        end_attempt(self.run, node, before=before, purpose=RECORDED)
         return node
 
     def _parts(self, completion: Completion, after: str | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ramify.stats.intervals import wilson
 from ramify.trace.context import changed
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, Node
-from ramify.trace.outcome import is_reward
+from ramify.trace.outcome import by_leaf, is_reward
 from ramify.web.outline import Choice, Outline, SuccessAfter, counted
 from ramify.web.steps import ShownStep, TaskTree, outcome_of
 
@@ -348,9 +348,10 @@ class _Messages:
 def _scores(run: Run, tree: TaskTree, found: Outline) -> dict[int, tuple[tuple[str, str, str], ...]]:
     """By choice: (scorer, value, what it counts)."""
     made: dict[int, list[tuple[str, str, str]]] = {}
+    records = by_leaf(run.attempts(tree=tree.info.name))
     for score in run.scores(tree=tree.info.name):
         shown = "none" if score.value is None else f"{score.value:.4g}"
-        unit = outcome_of(score) if is_reward(score.unit) else score.unit
+        unit = outcome_of(records.get(score.node), score) if is_reward(score.unit) else score.unit
         made.setdefault(found.of.get(score.node, 0), []).append((_text(score.scorer), shown, _text(unit)))
     return {at: tuple(rows[:_SAMPLES]) for at, rows in made.items()}
 

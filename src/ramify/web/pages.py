@@ -35,7 +35,7 @@ from ramify.stats.intervals import difference_of_proportions, paired_proportions
 from ramify.trace.db import Run
 from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
-from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
+from ramify.trace.outcome import NOBODY, Decider, by_leaf, is_reward, settled, undecided
 from ramify.web.beside import compare_runs, pairs
 from ramify.web.drawn import NOTHING, WHY, PageData, drawn, number, numbers
 from ramify.web.lanes import lanes
@@ -214,7 +214,7 @@ def trees_html(run: Run, page: int = 1) -> str:
 def node_html(run: Run, name: str) -> str:
     """The page of one node, by id or the start of one (served only). Raises UserError when there is none."""
     node = run.node(name)
-    path = run.path(node.id)
+    path, record = run.path(node.id), by_leaf(run.attempts(leaf=node.id)).get(node.id)
     why = [annotation for annotation in run.annotations(name="why", node=node.id) if isinstance(annotation.value, Mapping)]
     return _page(
         "node.html",
@@ -224,7 +224,7 @@ def node_html(run: Run, name: str) -> str:
         messages=[(message.role, message.spoken()) for message in path.messages()],
         numbers=numbers(why[0].value, meanings(run).get(why[0].maker, {})) if why else [],
         findings=[_finding_view(finding, True, ()) for finding in run.findings(node=node.id)],
-        scores=[(v.scorer, v.value, outcome_of(v) if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)],
+        scores=[(v.scorer, v.value, outcome_of(record, v) if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)],
     )
 
 

@@ -13,8 +13,8 @@ from ramify.render.trees import TreeStep
 from ramify.trace.db import Run
 from ramify.trace.failures import failure_of
 from ramify.trace.message import Message
-from ramify.trace.node import Annotation, Node, Score, TreeInfo
-from ramify.trace.outcome import Decider, cut_short, is_fork, settled, succeeded
+from ramify.trace.node import Annotation, AttemptRecord, Node, Score, TreeInfo
+from ramify.trace.outcome import Decider, Ending, cut_short, ended, settled, succeeded
 from ramify.trace.parallel import by_call
 from ramify.trace.path import message_of
 
@@ -127,7 +127,7 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
     grades: dict[str, list[Annotation]] = {}
     for annotation in run.annotations(tree=name, name="grade"):
         grades.setdefault(annotation.node, []).append(annotation)
-    scores = (deciding or settled(run)).scores(run, name)
+    ends = {one.node: one for one in ended(run, name, deciding or settled(run))}
     children: dict[str | None, list[Node]] = {}
     keyed = False  # whether the environment told its states; else they are the texts of observations
     for node in run.nodes(name):
@@ -172,18 +172,17 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
             states.setdefault(state, text)
             if step is not None and (not step.after or (step.after == came and len(lead) > 1 and lead[-2].role == "tool")):
                 step.after = state
-        if (broke := failure_of(node, scores.get(node.id))) is not None:
+        if (broke := failure_of(node, one.record if (one := ends.get(node.id)) else None)) is not None:
             note = f"The attempt failed: {broke}"
             if step is None:
                 prompt.append(note)
             else:
                 step.answer = f"{step.answer}\n{note}" if step.answer else note
-        ends = node.id in scores if scores else True
-        if step is not None and ends and not onward:  # an attempt that ended, not one that forks here
-            score = scores.get(node.id)
-            step.outcome = outcome_of(score, node.stop, paid)
-            step.fork = is_fork(score)
-            step.reward = paid if score is None else score.value
+        if step is not None and (node.id in ends or not ends) and not onward:  # an attempt that ended, not one that forks here
+            one = ends.get(node.id) or Ending(node.id, None, None)
+            step.outcome = outcome_of(one.record, one.score, node.stop, paid)
+            step.fork = one.fork
+            step.reward = paid if one.score is None else one.score.value
         stack += [(child, step, state, paid, lead) for child in reversed(children.get(node.id, []))]
     return TaskTree(info, "\n".join(text for text in prompt if text), tuple(steps), states)
 
@@ -196,12 +195,14 @@ def _observed(node: Node, lead: Sequence[Node], step: ShownStep | None) -> str:
     return "\n".join([one.text for one in by_call(lead[first:], step.node.data, lambda one: one.data)])
 
 
-def outcome_of(score: Score | None, stop: str = "", paid: float | None = None) -> str:
+def outcome_of(record: AttemptRecord | None, score: Score | None, stop: str = "", paid: float | None = None) -> str:
     """success, cut, failure, or done where nobody said. ``stop``: why the last node ended; ``paid``: rewards on the way to it."""
-    success = (None if paid is None else paid > 0) if score is None else succeeded(score)
+    success = succeeded(record, score)
+    if success is None and score is None and paid is not None and (record is None or record.failure is None):
+        success = paid > 0
     if success:
         return "success"
-    if cut_short(score, stop):
+    if cut_short(record, stop):
         return "cut"
     return "done" if success is None else "failure"
 

@@ -13,7 +13,7 @@ from ramify.render.svg import clip
 from ramify.rollout.attempts import sampled_tokens
 from ramify.trace.db import Run
 from ramify.trace.node import TreeInfo
-from ramify.trace.outcome import Decider, is_fork, succeeded
+from ramify.trace.outcome import Decider, ended
 from ramify.web.drawn import NOTHING, WHY, DrawnTask
 from ramify.web.outline import SuccessAfter, outline
 from ramify.web.steps import read_tree
@@ -94,9 +94,9 @@ def _read(run: Run, info: TreeInfo, deciding: Decider, found: Mapping[str, list[
 
 
 def _counted(run: Run, info: TreeInfo, deciding: Decider) -> TaskRow:
-    scores = list(deciding.scores(run, info.name).values())
-    forks = sum(map(is_fork, scores))
-    told = [won for score in scores if not is_fork(score) and (won := succeeded(score)) is not None]
+    ends = ended(run, info.name, deciding)
+    forks = sum(one.fork for one in ends)
+    told = [won for one in ends if not one.fork and (won := one.success) is not None]
     success = SuccessAfter(sum(told) / len(told), float(len(told))) if told else None
-    counts = len(scores) - forks, sum(told) if told else None
+    counts = len(ends) - forks, sum(told) if told else None
     return TaskRow(info.name, info.group, *counts, success, None, "", None, 0, forks)

@@ -38,7 +38,7 @@ def test_a_commitment_is_likelier_in_runs_that_did_it(tmp_path: Path, capsys: py
     verb(capsys, "run", case)
     found = verb(capsys, "commitment", case, "skips", " I will skip it.", "--at", "sentences", "--above=-60")
     assert found["kind"] == "log-prob prefill"
-    assert found["auroc"] > 0.9
+    assert found["auroc"] > 0.8
     assert found["auroc_neutral"] == 0.5
     assert found["p_neutral"] == 1.0
     assert found["p"] < 0.001

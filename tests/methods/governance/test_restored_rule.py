@@ -99,7 +99,7 @@ def _findings(run: Path) -> list[Any]:
 
 
 def test_an_agent_that_breaks_the_rule_either_way_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = played(tmp_path, "careless")
+    run = played(tmp_path, "careless", 8)
     found = told(run, capsys)
     forks = found["forks"]["forks"]
     assert len(forks) == found["rules"][0]["forbidden"] >= 2

@@ -14,7 +14,7 @@ from ramify.methods.maze_recovery.attempts import Source, Traces, from_run, load
 from ramify.score.steps import run_columns
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
-from ramify.trace.node import Score, make_node
+from ramify.trace.node import AttemptRecord, Score, make_node
 
 
 def add(run: Run, parent: Any, role: str, text: str, index: int = -1, **fields: Any) -> Any:
@@ -38,9 +38,10 @@ def branched(tmp_path: Path) -> Path:
         again = add(run, back, "user", "hall, again", state_key="H")
         for index, (action, value) in enumerate((("east", 1.0), ("west", 0.0))):
             end = add(run, add(run, again, "assistant", action, index), "user", "end", index, stop="terminated")
-            run.add(Score(end.id, "env", value, evidence={"outcome": value > 0}))
+            run.add(Score(end.id, "env", value), AttemptRecord(end.id, "t", index=index, outcome=value > 0, reward=value))
         straight = add(run, add(run, hall, "assistant", "east", 1), "user", "end", 7, stop="terminated")
-        run.add(Score(straight.id, "env", 0.2, evidence={"outcome": False}))  # a reward without success
+        run.add(Score(straight.id, "env", 0.2))
+        run.add(AttemptRecord(straight.id, "t", index=7, outcome=False, reward=0.2))  # a reward without success
         run.add(Score(straight.id, "style", 1.0))
     return tmp_path / "run"
 

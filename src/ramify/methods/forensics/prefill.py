@@ -23,7 +23,6 @@ from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.methods.forensics.words import shuffled, sides
 from ramify.model.protocol import require
-from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import Arm, fork
 from ramify.rollout.stored import task_of
 from ramify.stats.drops import Counts
@@ -62,8 +61,8 @@ def reflect(case: Case, name: str, sentence: str, run: Played, turn: int = 0, k:
         found = []
         for i, text in enumerate((sentence, neutral)):
             edit = {"append": f" {text.strip()}"}
-            at, start = starts[-1], first_index("forensics reflect")
-            made = await fork(episodes, run.tree, task, node.id, at, k, edit, control=not i, start=start)
+            how: dict[str, Any] = {"control": not i, "start": 0, "purpose": "forensics reflect"}
+            made = await fork(episodes, run.tree, task, node.id, starts[-1], k, edit, **how)
             found.append(await counts(made.arm))
             if made.control is not None:
                 found.append(await counts(made.control))

@@ -21,7 +21,6 @@ from ramify.methods.forensics.experiment import TestResult, absence, counterfact
 from ramify.methods.forensics.filtered import Filtered
 from ramify.methods.forensics.study import CaseRuns, Played, counted
 from ramify.model.protocol import require
-from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import fork
 from ramify.rollout.potential import Fixed, counts_annotation, potential
 from ramify.rollout.run import Episodes
@@ -180,8 +179,7 @@ class SentenceForks:
 
     async def count(self, path: Node, t: int, n: int, purpose: str, start: int = 0) -> Counts:
         """See :class:`ramify.rollout.potential.Forks`; an invalid fork is missing. Raises as :func:`ramify.rollout.fork.fork`."""
-        first = first_index(purpose) + start
-        made = await fork(self.episodes, path.tree, self.task, path.id, t, n, start=first)
+        made = await fork(self.episodes, path.tree, self.task, path.id, t, n, start=start, purpose=purpose)
         graded = await asyncio.gather(*(self.case.grade("fork", self.episodes, a) for a in made.arm.attempts))
         verdicts = [one.behavior for one in graded]
         self.verdicts.setdefault(t, []).extend(verdicts)

@@ -17,7 +17,6 @@ from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.words import plural
 from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.predicates import UnreadableError, forbids
-from ramify.rollout.attempts import first_index
 from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
 from ramify.trace.lines import field, read_document
@@ -212,10 +211,10 @@ def _replies(run: Run, others: Mapping[str, str]) -> Iterator[_Reply]:
         if isinstance(mark.value, Mapping) and mark.value.get("type") == "compaction"
     }
     nearest: dict[str, str] = {}  # node -> the reply of a model on its path that is nearest, itself included
-    forked = [range(first := first_index(entry.key), first + 2 * int(entry.payload["n"])) for entry in run.journal(FORKED)]
+    forked = {entry.key for entry in run.journal(FORKED)}
     apart: set[str] = set()  # what the audit itself played
     for node in run.each(Node):
-        if node.parent in apart or (node.role == "assistant" and any(node.index in sampled for sampled in forked)):
+        if node.parent in apart or node.purpose in forked:
             apart.add(node.id)
             continue
         before = None if node.parent is None else nearest.get(node.parent)
@@ -445,8 +444,7 @@ def findings(found: Mapping[str, Any], run: Path) -> list[Finding]:
 
 AUDIT = "governance audit"
 FORKED = "governance fork"
-"""Kind of the journal entries of the audit's forks: each is the purpose of what was sampled,
-with ``n``, how many on either side."""
+"""Kind of the journal entries of the audit's forks: each is the purpose of what was sampled."""
 _OTHERS = {"compaction": "of whoever compacts", "scoring": "of a scorer"}
 
 

@@ -11,7 +11,7 @@ from ramify.base.ids import json_hash
 from ramify.base.waiting import wait_for
 from ramify.methods.governance.algorithm import LEVEL
 from ramify.methods.governance.lost_rules import AUDIT, FORKED, Rule, breaks, calls_of
-from ramify.rollout.attempts import Attempt, first_index
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.fork import Arm, fork
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import by_player, named_components, open_episodes, task_of
@@ -118,7 +118,7 @@ def _forked(episodes: Episodes, node: Node, rule: Rule, n: int) -> tuple[Counts,
     run.commit()
     edit = {"rule": {"add": rule.text}}
     task, _ = task_of(run, node.tree)
-    made = wait_for(fork(episodes, node.tree, task, node.id, None, n, edit, start=first_index(purpose)))
+    made = wait_for(fork(episodes, node.tree, task, node.id, None, n, edit, start=0, purpose=purpose))
     assert made.control is not None
     was, with_rule = _counts(made.control, rule), _counts(made.arm, rule)
     if not (was.n and with_rule.n):

@@ -30,7 +30,7 @@ from ramify.score.trajectories import Trajectory
 from ramify.trace.aliases import IMPORTED
 from ramify.trace.db import Record, Run
 from ramify.trace.foreign import root
-from ramify.trace.node import Annotation, Score, TokenValues, make_node
+from ramify.trace.node import IMPORT, Annotation, AttemptRecord, Score, TokenValues, make_node
 from ramify.trace.path import Path as TreePath
 
 MAKER = "implicit-advantage"
@@ -159,7 +159,8 @@ def add_record(run: Run, record: Mapping[str, Any], number: int, judges: Mapping
         found.append(Score(end.id, name, value, GRADE, judges={} if known is None else {name: known}))
     if record.get("success") is not None:
         paid = float(record["success"]) if record.get("reward") is None else float(record["reward"])
-        found.append(Score(end.id, IMPORTED, paid, evidence={"outcome": record["success"]}))
+        found.append(Score(end.id, IMPORTED, paid))
+        found.append(AttemptRecord(end.id, task, None, 0, IMPORT, number, record["success"], paid))
     run.add(end, *found)
 
 
