@@ -249,8 +249,8 @@ for _writer in (
         parquet.write_parquet,
         (".parquet",),
         {
-            "records": "the kind of record: nodes (default), attempts, token_values, annotations, scores, findings, results, trees, "
-            "provenances, contexts, journal"
+            "records": "the kind of record: nodes (default), attempts, token_values, annotations, scores, findings, results, "
+            "trees, provenances, contexts, journal"
         },
     ),
     Writer(

@@ -1,8 +1,8 @@
 """A run as JSON lines and back, exactly.
 
 The JSON lines form is one object a line: first ``run`` (schema and config), then trees, provenances, contexts, blobs, nodes in
-order of writing, attempts, per-token values, annotations, scores, findings, results and the journal. Fields of a node that have their
-default are left out. Floats that are no numbers are written as "nan", "inf" and "-inf".
+order of writing, attempts, per-token values, annotations, scores, findings, results and the journal. Fields of a node that have
+their default are left out. Floats that are no numbers are written as "nan", "inf" and "-inf".
 Writing and reading take the memory of one line, not of the run."""
 
 from __future__ import annotations
