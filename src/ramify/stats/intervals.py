@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -38,6 +39,21 @@ def wilson(successes: float, n: float, level: float = 0.95) -> Interval:
 def proportion(k: int, n: int, level: float = 0.95) -> dict[str, Any] | None:
     """``k`` of ``n`` as a record for reports: value, Wilson interval, k, n; None of nothing."""
     return None if n == 0 else {"value": k / n, "interval": list(wilson(k, n, level)), "k": k, "n": n}
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """``k`` of ``n`` with Wilson's 95 % interval."""
+
+    value: float
+    interval: Interval
+    k: int
+    n: int
+
+    @classmethod
+    def of(cls, k: int, n: int) -> Self | None:
+        """None of nothing."""
+        return None if n == 0 else cls(k / n, wilson(k, n), k, n)
 
 
 def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Interval:
