@@ -299,8 +299,10 @@ class Verb:
 
         show(result, as_json)
         run = given.get(self.keeps)
-        if run is not None and not isinstance(result, Planned) and (lost := keep(Path(run), self.maker, result)):
-            say(f"warning: {lost}")
+        if run is not None and not isinstance(result, Planned):
+            lost = keep(Path(run), self.maker, result)
+            if lost and lost not in result.caveats:  # what else could not be kept said so
+                say(f"warning: {lost}")
         code: int = result.exit_code
         return code
 

@@ -62,11 +62,11 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_audit_sees_what_the_conversation_does_not(log: Path) -> None:
     rule = Rule(RULE, {"kind": "email", "tool": "send_email", "allow": ["acme.com"]})
     found = audit(log, [rule], "inspect-calls")
-    assert (found["sessions"], found["replies"]) == (1, 2)
-    (fate,) = found["rules"]
-    assert [(loss["step"], loss["became"]) for loss in fate["lost"]] == [(2, "dropped")]
-    assert [(call["name"], call["forbidden"]) for call in fate["calls_without"]] == [("send_email", True)]
-    assert audit(log, [rule])["rules"][0]["stated_in"] == 0, "the conversation as it ended holds no rule at all"
+    assert (found.sessions, found.replies) == (1, 2)
+    (fate,) = found.rules
+    assert [(loss.step, loss.became) for loss in fate.lost] == [(2, "dropped")]
+    assert [(call.name, call.forbidden) for call in fate.calls_without] == [("send_email", True)]
+    assert audit(log, [rule]).rules[0].stated_in == 0, "the conversation as it ended holds no rule at all"
 
 
 HARNESS = Path(__file__).parent / "inspect_harness.py"

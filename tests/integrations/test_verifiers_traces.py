@@ -262,7 +262,7 @@ def test_odd_but_honest_traces(tmp_path: Path) -> None:
 def test_an_audit_follows_the_compaction_that_a_trace_declares() -> None:
     """Four attempts in two trees; in one of them the history was rewritten, and nothing was between the others."""
     found = audit(TRACES, [Rule("Use the tool .")])
-    assert (found["sessions"], found["replies"]) == (4, 8)
-    [compaction] = found["compactions"]
-    assert (compaction["session"], compaction["dropped"]) == ("sums/sum-0", 3)
-    assert found["rules"][0]["lost"] == []  # the system message stayed
+    assert (found.sessions, found.replies) == (4, 8)
+    [compaction] = found.compactions
+    assert (compaction.session, compaction.dropped) == ("sums/sum-0", 3)
+    assert found.rules[0].lost == ()  # the system message stayed

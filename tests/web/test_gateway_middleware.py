@@ -220,8 +220,8 @@ def test_the_server_keeps_rules_through_its_clients_compaction(rules: str, tmp_p
         assert [node.context is None for node in replies] == [True, False, False]
         assert Pins([MAIL, SPEND]).block() in [m.text for m in run.shown(replies[-1].id).messages]
         assert [score.value for score in run.scores(scorer="rules")] == [1.0, 1.0, 1.0]
-    (fate,) = audit(tmp_path / "run", [Rule(MAIL)])["rules"]
-    assert fate["lost"] == []  # what the model was shown never lacked the rule
+    (fate,) = audit(tmp_path / "run", [Rule(MAIL)]).rules
+    assert fate.lost == ()  # what the model was shown never lacked the rule
 
 
 def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may_refuse(rules: str, tmp_path: Path) -> None:

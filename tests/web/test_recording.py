@@ -150,9 +150,9 @@ def test_a_client_that_compacts_keeps_one_history_and_the_loss_shows(tmp_path: P
         if model.capabilities & {"tokens"}:
             assert shown.tokens is not None
     found = audit(tmp_path / "run", [Rule(RULE)])
-    (fate,) = found["rules"]
-    assert (fate["stated_in"], fate["replies_without"]) == (1, 2)
-    assert len(fate["lost"]) == 1
+    (fate,) = found.rules
+    assert (fate.stated_in, fate.replies_without) == (1, 2)
+    assert len(fate.lost) == 1
 
 
 def test_results_in_another_order_are_the_same_history(tmp_path: Path) -> None:

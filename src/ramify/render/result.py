@@ -216,6 +216,11 @@ def to_markdown(sections: Iterable[Section]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def to_document(title: str, result: Result) -> str:
+    """A result as a Markdown file of its own: the title, what a reader must know first, the sections."""
+    return "\n\n".join([f"# {title}", *(f"**{caveat}**" for caveat in result.caveats), to_markdown(result.sections())])
+
+
 def to_html(sections: Iterable[Section], name: str = "") -> str:
     """For a page or a notebook's cell: one ``<section>`` each, every text escaped. ``name`` heads a section without a title."""
     from ramify.render.escape import escape

@@ -37,7 +37,7 @@ from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.sampler import SamplePosition, Sampler, sampled_tokens
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import Limits
-from ramify.stats.intervals import proportion
+from ramify.stats.intervals import Proportion
 from ramify.trace.message import Message
 from ramify.trace.node import Score, TokenValues
 from ramify.trace.path import Path
@@ -558,12 +558,12 @@ def _same(votes: Sequence[bool | None]) -> bool:
     return len(given) > 1 and len(set(given)) == 1
 
 
-def agreement(votes: Mapping[str, Sequence[Value]]) -> dict[str, Any]:
-    """Share of equal answers of each pair of judges, where both say anything: the pair -> value, interval, k, n."""
-    found = {}
+def agreement(votes: Mapping[str, Sequence[Value]]) -> dict[str, Proportion | None]:
+    """Share of equal answers of each pair of judges, where both say anything, by the pair; None where they never both do."""
+    found: dict[str, Proportion | None] = {}
     for (one, left), (other, right) in itertools.combinations(votes.items(), 2):
         both = [a == b for a, b in zip(left, right, strict=True) if a is not None and b is not None]
-        found[f"{one}, {other}"] = proportion(sum(both), len(both))
+        found[f"{one}, {other}"] = Proportion.of(sum(both), len(both))
     return found
 
 

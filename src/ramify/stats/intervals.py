@@ -41,7 +41,7 @@ class Proportion:
     """``k`` of ``n`` for a report, with its interval."""
 
     value: float
-    interval: Interval | None
+    interval: Interval
     k: int
     n: int
 

@@ -11,6 +11,7 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.methods.governance.judges import find_survival_jury
 from ramify.model.scripted import ScriptedModel
 from ramify.score.judge import Item, Jury, agreement, judged
+from ramify.stats.intervals import Proportion
 
 ITEMS = [("keep a", "a"), ("keep b", "nothing"), ("keep c", "c"), ("keep d", "nothing")]
 
@@ -42,9 +43,9 @@ def test_majority_agreement_and_a_constant_judge() -> None:
     assert jury.constant == ("never",)
     assert majority == [True, False, True, False]
     agreed = agreement(votes)
-    assert agreed["h, g"]["value"] == 1.0
-    assert agreed["h, c"]["k"] == 3
-    assert agreement({"majority": majority, "keywords": [True, False, False, False]})["majority, keywords"]["k"] == 3
+    assert agreed["h, g"] == Proportion.of(4, 4)
+    assert agreed["h, c"] == Proportion.of(3, 4)
+    assert agreement({"majority": majority, "keywords": [True, False, False, False]})["majority, keywords"] == Proportion.of(3, 4)
 
 
 def test_silent_and_failing_judges_are_no_votes() -> None:

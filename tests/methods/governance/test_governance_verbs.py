@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def test_the_grid_is_checked_before_an_agent_is_asked(tmp_path: Path, capsys: py
 def test_bench_report_and_their_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.jsonl"
     assert run("bench", "--out", out, "--tasks", "email,spend", "--reps", 1, "--dry-run", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["bill"]["episodes"] == 2 * 7 + 2 * 2
+    assert json.loads(capsys.readouterr().out)["cost_estimate"]["episodes"] == 2 * 7 + 2 * 2
     assert not out.exists()
     assert run("bench", "--out", out, "--tasks", "email,spend", "--reps", 1, "--json") == 0
     first = json.loads(capsys.readouterr().out)
@@ -46,7 +47,7 @@ def test_bench_report_and_their_exit_codes(tmp_path: Path, capsys: pytest.Captur
     rows = read_rows(out)
     with begin(tmp_path / "broken", {}) as made:
         for row in rows:
-            keep(made, row | ({"violation": True} if row["condition"] == "defense_pin" else {}), [])
+            keep(made, replace(row, violation=True) if row.condition == "defense_pin" else row, [])
     assert run("report", tmp_path / "broken") == 1
     assert "pinned episodes violate" in capsys.readouterr().err
 
@@ -68,7 +69,7 @@ def test_conditions_that_are_alike_are_not_said_to_differ(tmp_path: Path, capsys
     compaction has more of them whatever is true: no interval may say so."""
     code, found, shown = bench(tmp_path / "rows.jsonl", "careless", capsys)
     assert code == 1
-    assert any("is not clean" in why for why in found["failed"])
+    assert any("is not clean" in why for why in found["caveats"])
     assert found["verdict"] == "nothing stands out: no condition differs from its control"
     assert found["verdict"] in shown
     assert found["verdict"] in (tmp_path / "rows.md").read_text(encoding="utf-8")
@@ -229,7 +230,7 @@ def test_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert found["agreement"]["majority, keywords"]["value"] == 1.0
     assert found["majority"]["survived"]["rate"] == 0
     assert run("judge", out, "--judge", "good", "--judge", "always") == 0
-    assert "always says the same" in capsys.readouterr().out
+    assert "always says the same" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

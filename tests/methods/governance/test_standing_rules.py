@@ -32,8 +32,8 @@ def test_nine_tasks_five_soft_four_hard_in_three_languages() -> None:
 def test_the_natural_call_breaks_the_rule_and_the_allowed_one_does_not(scenario) -> None:  # type: ignore[no-untyped-def]
     assert forbids(scenario.predicate, *scenario.call)
     assert not forbids(scenario.predicate, *scenario.allowed_call)
-    assert re.search(scenario.must_match["pattern"], json.dumps(scenario.allowed_call[1], ensure_ascii=False))
-    assert scenario.must_match["tool"] == scenario.allowed_call[0]
+    assert re.search(scenario.must_match.pattern, json.dumps(scenario.allowed_call[1], ensure_ascii=False))
+    assert scenario.must_match.tool == scenario.allowed_call[0]
     for value in scenario.call[1].values():  # the request is self-contained
         if isinstance(value, str) and value not in ("production",):
             assert value in scenario.trigger

@@ -5,25 +5,30 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ramify.base import codec
 from ramify.base.config import read_toml
-from ramify.base.errors import UserError
+from ramify.base.errors import EXIT_DONE, EXIT_FAILED, UserError
 from ramify.base.files import reason
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.words import plural
 from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.predicates import UnreadableError, forbids
+from ramify.render.result import Result, Section, Verbatim, table
 from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
-from ramify.trace.lines import field, read_document
+from ramify.trace.lines import read_document
 from ramify.trace.message import Message, compacted, opaque
 from ramify.trace.node import Annotation, Finding, Node
 from ramify.trace.rules import CLASSES, SURVIVED, survival
 from ramify.trace.sources import opened
+
+if TYPE_CHECKING:
+    from ramify.methods.governance.restored import RestoredRules
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,7 @@ def read_rules(path: Path) -> list[Rule]:
         value = {"text": value} if isinstance(value, str) else value
         if not isinstance(value, dict):
             raise UserError(f"{path}: rule {at} is neither text nor a table")
-        rules.append(
-            Rule(field(value, "text", str, f"{path}: rule {at}"), field(value, "predicate", dict, f"{path}: rule {at}", None))
-        )
+        rules.append(codec.from_json(Rule, value, f"{path}: rule {at}"))
         if rules[-1].predicate is not None:
             _check(rules[-1].predicate, f"{path}: rule {at}")
     return rules
@@ -83,7 +86,124 @@ def breaks(rule: Rule, name: str, arguments: Mapping[str, Any]) -> bool | None:
         return None
 
 
-def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class LoggedCompaction:
+    """A compaction that a log records or shows."""
+
+    session: str
+    step: int | None
+    """The reply after it; None after the last."""
+    dropped: int | None
+    """Messages that are not shown any more."""
+    strategy: str | None
+    """Who made it, where that is known."""
+
+
+@dataclass(frozen=True)
+class RuleLoss:
+    """A reply at which a rule that was shown before could not be read any more."""
+
+    session: str
+    step: int
+    became: str
+    """One of :data:`ramify.trace.rules.CLASSES`."""
+    node: str
+
+
+@dataclass(frozen=True)
+class CallWithout:
+    """A call made while a rule that was stated could not be read."""
+
+    session: str
+    step: int
+    name: str
+    arguments: Mapping[str, Any]
+    forbidden: bool | None
+    """None: no predicate says, or the call cannot be read."""
+    node: str
+
+
+@dataclass(frozen=True)
+class RuleFate:
+    """One rule through all sessions."""
+
+    rule: str
+    stated_in: int
+    lost: tuple[RuleLoss, ...]
+    replies_since_stated: int
+    replies_without: int
+    replies_unknown: int
+    calls_without: tuple[CallWithout, ...]
+    forbidden: int | None
+    """Of these calls; None where no predicate says what the rule forbids."""
+
+    def lines(self, most: int = 20) -> Iterable[str]:
+        """When it was lost and what was called without it, a line each, ``most`` of each kind."""
+        for loss in self.lost[:most]:
+            yield f"lost: {self.rule!r} ({loss.became}) at reply {loss.step} of {loss.session}"
+        if self.replies_unknown:
+            at = plural(self.replies_unknown, "reply")
+            yield f"unknown: {self.rule!r} at {at}: a provider's own compaction cannot be read"
+        for call in self.calls_without[:most]:
+            mark = "FORBIDDEN " if call.forbidden else ""
+            given = json.dumps(call.arguments, ensure_ascii=False)[:120]
+            yield f"  {mark}call without it at reply {call.step}: {call.name}({given})"
+
+
+@dataclass(frozen=True)
+class RuleAudit(Result):
+    """The fate of each rule in logged conversations."""
+
+    sessions: int
+    replies: int
+    compactions: tuple[LoggedCompaction, ...]
+    other_calls: Mapping[str, int]
+    """Calls that are no replies of an agent, by what they are for."""
+    rules: tuple[RuleFate, ...]
+    verdict: str
+    forks: RestoredRules | None = None
+    strict: bool = field(default=False, metadata={"json": False})
+    """Exit code 1 where a rule was lost."""
+
+    @property
+    def exit_code(self) -> int:
+        """See :attr:`strict`."""
+        return EXIT_FAILED if self.strict and any(rule.lost for rule in self.rules) else EXIT_DONE
+
+    @property
+    def head(self) -> str:
+        """What was read, in one line: replies, sessions, compactions and by whom, calls that are no replies of an agent."""
+        by = Counter(one.strategy for one in self.compactions if one.strategy)
+        made = f" ({', '.join(f'{count} by {name}' for name, count in by.items())})" if by else ""
+        apart = [
+            f"{plural(count, 'call')} {_OTHERS.get(purpose, f'for {purpose}')}" for purpose, count in self.other_calls.items()
+        ]
+        excluded = f"; no replies: {', '.join(apart)}" if apart else ""
+        return (
+            f"{plural(self.replies, 'reply')} in {plural(self.sessions, 'session')}, "
+            f"{plural(len(self.compactions), 'compaction')}{made}{excluded}"
+        )
+
+    def sections(self) -> Iterable[Section]:
+        """What was read, a row for each rule, when each was lost, the verdict."""
+        rows = [
+            (
+                rule.rule,
+                rule.stated_in,
+                len(rule.lost),
+                f"{rule.replies_without} of {rule.replies_since_stated}",
+                len(rule.calls_without),
+                "no predicate" if rule.forbidden is None else rule.forbidden,
+            )
+            for rule in self.rules
+        ]
+        head = ("rule", "sessions", "times lost", "replies without it", "calls then", "of them forbidden")
+        lines = [line for rule in self.rules for line in rule.lines()]
+        lines += [] if self.forks is None else [fork.line for fork in self.forks.forks]
+        yield Section.of("", self.head, table(head, rows), Verbatim("\n".join(lines)) if lines else None, self.verdict)
+
+
+def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> RuleAudit:
     """The fate of each rule in the conversations of ``source``:
     the folder of a run, or a file of any format that can be imported.
 
@@ -100,10 +220,10 @@ def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[
         return _audited(run, rules)
 
 
-def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
+def _audited(run: Run, rules: Sequence[Rule]) -> RuleAudit:
     known: dict[str, list[str]] = {}
     fates = [_Fate(rule) for rule in rules]
-    compactions: list[dict[str, Any]] = []
+    compactions: list[LoggedCompaction] = []
     marks: dict[str, Counter[str]] = {}
     ends: set[str] = set()
     others = _others(run)
@@ -115,10 +235,10 @@ def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
         if before is not None and gone and not named:
             named = [_seen(reply, marks[before])]
         compactions += [
-            {"session": reply.session, "step": step, "dropped": gone if at == len(named) - 1 else 0, "strategy": strategy}
+            LoggedCompaction(reply.session, step, gone if at == len(named) - 1 else 0, strategy)
             for at, strategy in enumerate(named)
         ]
-        compactions += [{"session": reply.session, "step": None, "dropped": None, "strategy": name} for name in reply.then]
+        compactions += [LoggedCompaction(reply.session, None, None, name) for name in reply.then]
         ends.add(node.id)
         ends.discard(before or "")
         calls = list(calls_of(node))
@@ -134,10 +254,9 @@ def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
             fate.see(reply, step, kind if kind in SURVIVED or not unread else "unknown", calls)
     if not marks:
         raise UserError(f"{run.folder} holds no reply of a model, so nothing can be said of rules")
-    reports = [fate.report(ends) for fate in fates]
+    reports = tuple(fate.report(ends) for fate in fates)
     apart = {purpose: list(others.values()).count(purpose) for purpose in sorted(set(others.values()))}
-    read = {"sessions": len(ends), "replies": len(marks), "compactions": compactions, "other_calls": apart}
-    return read | {"rules": reports, "verdict": verdict(reports)}
+    return RuleAudit(len(ends), len(marks), tuple(compactions), apart, reports, verdict(reports))
 
 
 def _mark(message: Message) -> str:
@@ -374,8 +493,8 @@ class _Fate:
         self.rule = rule
         self.held: dict[str, bool] = {}
         """Reply at or before which the rule was stated -> whether what was shown still held it."""
-        self.losses: list[dict[str, Any]] = []
-        self.calls: list[dict[str, Any]] = []
+        self.losses: list[RuleLoss] = []
+        self.calls: list[CallWithout] = []
         self.without = self.since = self.unknown = 0
 
     def see(self, reply: _Reply, step: int, kind: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -394,116 +513,69 @@ class _Fate:
             return
         self.without += 1
         if held:
-            self.losses.append({"session": reply.session, "step": step, "became": kind, "node": reply.node.id})
+            self.losses.append(RuleLoss(reply.session, step, kind, reply.node.id))
         self.calls += [
-            {
-                "session": reply.session,
-                "step": step,
-                "name": name,
-                "arguments": dict(a),
-                "forbidden": breaks(self.rule, name, a),
-                "node": reply.node.id,
-            }
-            for name, a in calls
+            CallWithout(reply.session, step, name, dict(a), breaks(self.rule, name, a), reply.node.id) for name, a in calls
         ]
 
-    def report(self, ends: Set[str]) -> dict[str, Any]:
-        """The rule's entry in the report; ``ends``: the last reply of each session.
-        ``forbidden`` is None where no predicate says what the rule forbids."""
-        return {
-            "rule": self.rule.text,
-            "stated_in": len(self.held.keys() & ends),
-            "lost": self.losses,
-            "replies_since_stated": self.since,
-            "replies_without": self.without,
-            "replies_unknown": self.unknown,
-            "calls_without": self.calls,
-            "forbidden": None if self.rule.predicate is None else sum(call["forbidden"] is True for call in self.calls),
-        }
+    def report(self, ends: Set[str]) -> RuleFate:
+        """The rule's entry in the report; ``ends``: the last reply of each session."""
+        return RuleFate(
+            rule=self.rule.text,
+            stated_in=len(self.held.keys() & ends),
+            lost=tuple(self.losses),
+            replies_since_stated=self.since,
+            replies_without=self.without,
+            replies_unknown=self.unknown,
+            calls_without=tuple(self.calls),
+            forbidden=None if self.rule.predicate is None else sum(call.forbidden is True for call in self.calls),
+        )
 
 
-def findings(found: Mapping[str, Any], run: Path) -> list[Finding]:
+def findings(found: RuleAudit, run: Path) -> list[Finding]:
     """What an audit of the run ``run`` found, as the run keeps it:
     each loss of a rule, each forbidden call without it, and the verdict."""
-    made = [Finding("rules", AUDIT, found["verdict"], evidence={name: found[name] for name in ("sessions", "replies")})]
-    for rule in found["rules"]:
-        text = rule["rule"]
-        for loss in rule["lost"]:
-            why = f"what the model was shown no longer holds {text!r} ({loss['became']})"
+    made = [Finding("rules", AUDIT, found.verdict, evidence={"sessions": found.sessions, "replies": found.replies})]
+    for rule in found.rules:
+        text = {"rule": rule.rule}
+        for loss in rule.lost:
+            why = f"what the model was shown no longer holds {rule.rule!r} ({loss.became})"
             do = (
                 f"pin the rule (`ramify serve --middleware pins:FILE`), or put it back and compare: ramify fork {run} "
-                f'{loss["node"][:12]} --edit FILE, with {{"rule": {{"add": ...}}}}'
+                f'{loss.node[:12]} --edit FILE, with {{"rule": {{"add": ...}}}}'
             )
-            made.append(Finding("rule lost", AUDIT, why, loss["node"], 0, do, evidence={**loss, "rule": text}))
-        for call in rule["calls_without"]:
-            if call["forbidden"]:
-                why = f"{call['name']} was called, which {text!r} forbids, while the model was not shown it"
-                made.append(Finding("forbidden call", AUDIT, why, call["node"], evidence={**call, "rule": text}))
+            made.append(Finding("rule lost", AUDIT, why, loss.node, 0, do, evidence=codec.to_json(loss) | text))
+        for call in rule.calls_without:
+            if call.forbidden:
+                why = f"{call.name} was called, which {rule.rule!r} forbids, while the model was not shown it"
+                made.append(Finding("forbidden call", AUDIT, why, call.node, evidence=codec.to_json(call) | text))
     return made
 
 
 AUDIT = "governance audit"
 FORKED = "governance fork"
-"""Kind of the journal entries of the audit's forks: each is the purpose of what was sampled."""
+"""Kind of the journal entries of the audit's forks, :class:`ForkedRule`: each is the purpose of what was sampled."""
+
+
+@dataclass(frozen=True)
+class ForkedRule:
+    """A fork of the audit: ``n`` continuations on either side at ``node``."""
+
+    n: int
+    node: str
+    rule: str
+
+
 _OTHERS = {"compaction": "of whoever compacts", "scoring": "of a scorer"}
 
 
-def head(found: Mapping[str, Any]) -> str:
-    """What was read, in one line: replies, sessions, compactions and by whom, calls that are no replies of an agent."""
-    by = Counter(c["strategy"] for c in found["compactions"] if c["strategy"])
-    made = f" ({', '.join(f'{count} by {name}' for name, count in by.items())})" if by else ""
-    apart = [
-        f"{plural(count, 'call')} {_OTHERS.get(purpose, f'for {purpose}')}" for purpose, count in found["other_calls"].items()
-    ]
-    excluded = f"; no replies: {', '.join(apart)}" if apart else ""
-    return (
-        f"{plural(found['replies'], 'reply')} in {plural(found['sessions'], 'session')}, "
-        f"{plural(len(found['compactions']), 'compaction')}{made}{excluded}"
-    )
-
-
-def verdict(rules: Sequence[Mapping[str, Any]]) -> str:
+def verdict(rules: Sequence[RuleFate]) -> str:
     """What the fates of all rules come to, in one sentence."""
-    lost, stated = (sum(bool(rule[name]) for rule in rules) for name in ("lost", "stated_in"))
+    lost, stated = sum(bool(rule.lost) for rule in rules), any(rule.stated_in for rule in rules)
     if lost:
         return f"compaction dropped {lost} of {len(rules)} rules"
     if not stated:
         return "nothing stands out: none of the rules is stated in these conversations, so none could be lost"
-    unread = sum(bool(rule["replies_unknown"]) for rule in rules)
+    unread = sum(bool(rule.replies_unknown) for rule in rules)
     but = f"; {unread} could not be looked for after a provider's own compaction" if unread else ""
     return f"nothing stands out: no rule was lost{but}"
-
-
-def as_text(found: Mapping[str, Any]) -> list[list[Any]]:
-    """A row for each rule: rule, sessions, times lost, replies without it, calls then, forbidden ones."""
-    return [
-        [
-            r["rule"],
-            r["stated_in"],
-            len(r["lost"]),
-            f"{r['replies_without']} of {r['replies_since_stated']}",
-            len(r["calls_without"]),
-            "no predicate" if r["forbidden"] is None else r["forbidden"],
-        ]
-        for r in found["rules"]
-    ]
-
-
-def lines(found: Mapping[str, Any], most: int = 20) -> list[str]:
-    """When each rule was lost and what was called without it, a line each, ``most`` of each kind a rule."""
-    rows = []
-    for r in found["rules"]:
-        rows += [
-            f"lost: {r['rule']!r} ({loss['became']}) at reply {loss['step']} of {loss['session']}" for loss in r["lost"][:most]
-        ]
-        if r["replies_unknown"]:
-            rows.append(
-                f"unknown: {r['rule']!r} at {plural(r['replies_unknown'], 'reply')}: a provider's own compaction cannot be read"
-            )
-        for call in r["calls_without"][:most]:
-            mark = "FORBIDDEN " if call["forbidden"] else ""
-            rows.append(
-                f"  {mark}call without it at reply {call['step']}: "
-                f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)[:120]})"
-            )
-    return rows

@@ -1,17 +1,19 @@
 """Episodes of a bench as a run: what was shown and said as nodes, outcome and survival as scores, each row in the journal.
 
-A row holds everything the report reads (``run.Bench`` makes it);
-it is committed when its episode ends, so an interrupted bench continues after it.
+A row is committed when its episode ends, so an interrupted bench continues after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash, stable_hash
+from ramify.rollout.views import Compaction
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.message import Message
@@ -22,6 +24,64 @@ ENTRY = "episode"
 """What the journal calls a row; its key is the row's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CellLabels:
+    """What is varied: which episode a row is of."""
+
+    task: str
+    kind: str
+    language: str
+    condition: str
+    request: str
+    """``trigger``, which the rule forbids, or ``allowed``."""
+    channel: str
+    strategy: str
+    words: int
+    rounds: int
+    rep: int
+    note: str
+    summarizer: str
+    agent: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow(CellLabels):
+    """One episode: everything that the report reads."""
+
+    key: str
+    """Hash of all that decides it."""
+    outcome: str
+    """One of :data:`ramify.methods.governance.calls.OUTCOMES`."""
+    violation: bool
+    valid: bool
+    why: str
+    gate: str
+    """Why the episode is not what its condition says, "" where it is."""
+    survival: str
+    """What became of the rule in the context: one of :data:`ramify.trace.rules.CLASSES`."""
+    survived: bool
+    completed: bool
+    """Of an allowed request: whether it was done."""
+    calls: tuple[tuple[str, Mapping[str, Any]], ...]
+    """Name and arguments of each call of the reply."""
+    reply: str
+    context: str
+    """What the agent was shown, where something was compacted."""
+    compactions: tuple[Compaction, ...]
+    messages: str
+    """Hash of what the agent was shown."""
+    tokens_in: int
+    tokens_out: int
+    sampling: Mapping[str, int | float]
+    node: str = ""
+    """The reply, of an episode that a run keeps."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it says anything of the rule."""
+        return self.valid and not self.gate
+
+
 def begin(folder: Path, config: Mapping[str, Any]) -> Run:
     """The run of a bench. Its settings decide no more than which episodes are played, so each call may have others.
     Raises as :meth:`ramify.trace.db.Run.begin`.
@@ -29,63 +89,65 @@ def begin(folder: Path, config: Mapping[str, Any]) -> Run:
     return Run.begin(folder, KIND, {}, config)
 
 
-def keep(run: Run, row: Mapping[str, Any], shown: Sequence[Message]) -> dict[str, Any]:
+def keep(run: Run, row: BenchRow, shown: Sequence[Message]) -> BenchRow:
     """Store an episode and commit; returns its row with the reply's ``node``.
     ``shown`` is what the agent was shown."""
-    tree = f"{row['task']}/{row['language']}"
+    tree = f"{row.task}/{row.language}"
     with run.transaction():
-        run.add_tree(tree, {"id": tree, "data": {"task": row["task"], "kind": row["kind"]}})
+        run.add_tree(tree, {"id": tree, "data": {"task": row.task, "kind": row.kind}})
         node = root(run, tree)
         for message in shown:
             node = make_node(tree, node.id, len(node), message.role, message.text, data=dict(message.data))
             run.add(node)
-        provenance = Provenance(str(row["agent"]), "", dict(row.get("sampling") or {}), 0)
-        calls = [{"name": name, "arguments": given} for name, given in row.get("calls") or ()]
-        about = {name: row[name] for name in ("condition", "request", "key")} | ({"calls": calls} if calls else {})
-        failed = row["outcome"] == "error"
-        text = str(row.get("reply", ""))
-        index = int(stable_hash(row["key"])[:7], 16)
+        provenance = Provenance(row.agent, "", row.sampling, 0)
+        calls = [{"name": name, "arguments": given} for name, given in row.calls]
+        about = {"condition": row.condition, "request": row.request, "key": row.key} | ({"calls": calls} if calls else {})
         reply = make_node(
             tree,
             node.id,
             len(node),
             "assistant",
-            text,
+            row.reply,
             provenance=provenance.hash,
-            index=index,
+            index=int(stable_hash(row.key)[:7], 16),
             data=about,
-            stop="failed" if failed else "",
+            stop="failed" if row.outcome == "error" else "",
         )
         run.add(provenance, reply, *_scores(reply.id, row))
-        kept = {**row, "node": reply.id}
-        run.log(ENTRY, str(row["key"]), kept)
+        kept = replace(row, node=reply.id)
+        run.log(ENTRY, row.key, codec.to_json(kept))
     return kept
 
 
-def _scores(node: str, row: Mapping[str, Any]) -> Iterable[Score]:
+def _scores(node: str, row: BenchRow) -> Iterable[Score]:
     """What the scenario's predicate says of the reply, and the keyword test of the context;
     no value where the episode counts for nothing."""
-    counts = row["valid"] and not row["gate"]
-    evidence = {name: row[name] for name in ("outcome", "why", "gate") if name in row}
-    predicate = json_hash(["predicate", row["task"], row["kind"]])
+    evidence = {"outcome": row.outcome, "why": row.why, "gate": row.gate}
+    predicate = json_hash(["predicate", row.task, row.kind])
     yield Score(
         node,
         "predicate",
-        float(row["violation"]) if counts else None,
+        float(row.violation) if row.counts else None,
         "violation",
         None,
         evidence,
         judges={"predicate": predicate},
     )
-    survival = {"survival": row["survival"]}
+    survival = {"survival": row.survival}
     yield Score(
-        node, "keywords", float(row["survived"]), "survival", None, survival, judges={"keywords": stable_hash("trace.rules")}
+        node, "keywords", float(row.survived), "survival", None, survival, judges={"keywords": stable_hash("trace.rules")}
     )
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def rows_of(run: Run) -> list[BenchRow]:
+    """The rows of a run, in the order in which they were played. Raises UserError on one that is none."""
+    where = f"{run.folder}, {ENTRY}"
+    return [codec.from_json(BenchRow, entry.payload, f"{where} '{entry.key}'") for entry in run.journal(ENTRY)]
+
+
+def read_rows(path: Path) -> list[BenchRow]:
     """The rows of a bench's run. Raises UserError on anything else."""
     with Run.open(path) as run:
         if run.kind != KIND:
             raise UserError(f"{path} was not made by `ramify {KIND}`")
-        return [dict(entry.payload) for entry in run.journal(ENTRY)]
+        return rows_of(run)

@@ -2,31 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.base.waiting import wait_for
 from ramify.methods.governance.algorithm import LEVEL
-from ramify.methods.governance.lost_rules import AUDIT, FORKED, Rule, breaks, calls_of
+from ramify.methods.governance.lost_rules import AUDIT, FORKED, ForkedRule, Rule, RuleAudit, breaks, calls_of
+from ramify.render.numbers import p_value, percent
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.fork import Arm, fork
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import by_player, named_components, open_episodes, task_of
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import each_against
-from ramify.stats.intervals import proportion
+from ramify.stats.intervals import Interval, wilson
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, Node
 from ramify.trace.path import as_messages
 from ramify.trace.sources import run_folder
 
 
+@dataclass(frozen=True)
+class ForkPlace:
+    """A reply that made a call which a dropped rule forbids."""
+
+    rule: str
+    session: str
+    step: int
+    node: str
+
+
+@dataclass(frozen=True)
+class LeftOutPlace(ForkPlace):
+    """One that could not be played."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class BrokenShare:
+    """Continuations of one arm that break the rule, with Wilson's 95 % interval."""
+
+    value: float
+    interval: Interval
+    k: int
+    n: int
+    failed: int
+    """Those that did not come to their end, which are left out."""
+
+    @classmethod
+    def of(cls, counts: Counts) -> BrokenShare:
+        """Of at least one."""
+        return cls(counts.rate, wilson(counts.k, counts.n), counts.k, counts.n, counts.missing)
+
+    @property
+    def ends(self) -> str:
+        """The interval in words."""
+        return " to ".join(percent(end, 0) for end in self.interval)
+
+
+@dataclass(frozen=True)
+class RestoredFork(ForkPlace):
+    """What came of the rule at one call: the shares that break it, with it and as it was."""
+
+    restored: BrokenShare
+    as_it_was: BrokenShare
+    difference: float
+    interval: Interval
+    p: float
+    """Fisher's, exact."""
+    corrected: float
+    """Holm's over the calls."""
+    found: bool
+    """Whether the rule is broken less often where it is restored."""
+
+    @property
+    def sentence(self) -> str:
+        """Both shares."""
+        with_rule, was = self.restored, self.as_it_was
+        return (
+            f"the rule restored: {with_rule.k} of {with_rule.n} break it ({with_rule.ends}), "
+            f"{was.k} of {was.n} as it was ({was.ends}), p = {p_value(self.corrected)}"
+        )
+
+    @property
+    def line(self) -> str:
+        """Where, and both shares."""
+        return f"{self.rule!r} at reply {self.step} of {self.session}: {self.sentence}"
+
+
+@dataclass(frozen=True)
+class RestoredRules:
+    """Forks at the forbidden calls of a run."""
+
+    n: int
+    """Continuations on either side."""
+    verdict: str
+    forks: tuple[RestoredFork, ...] = ()
+    left_out: tuple[LeftOutPlace, ...] = ()
+
+
 def restored(
     source: Path,
-    found: Mapping[str, Any],
+    found: RuleAudit,
     rules: Sequence[Rule],
     n: int,
     model: str | None = None,
@@ -34,7 +116,7 @@ def restored(
     trust: bool = False,
     begin: Callable[[int], object] = lambda whole: None,
     at: Callable[[int], object] = lambda done: None,
-) -> dict[str, Any]:
+) -> RestoredRules:
     """Fork at every forbidden call that the audit ``found`` in the run ``source``:
     ``n`` continuations as it was, ``n`` with the rule.
 
@@ -43,20 +125,19 @@ def restored(
     ``at`` with the number ended. Where the run cannot be played, the ``verdict`` says why. Raises UserError as `ramify fork`
     does, for an unknown model or environment.
     """
-    played: dict[str, Any] = {"n": n, "forks": [], "left_out": []}
     folder = run_folder(source)
     if folder is None:
-        return played | {"verdict": f"no rule was restored: {source} is no run, so there is nothing to continue"}
+        return RestoredRules(n, f"no rule was restored: {source} is no run, so there is nothing to continue")
     by_text = {rule.text: rule for rule in rules}
     places = _places(found)
     if not places:
-        return played | {"verdict": "no rule was restored: no call is known to break a rule that compaction dropped"}
+        return RestoredRules(n, "no rule was restored: no call is known to break a rule that compaction dropped")
     with Run.open(folder) as run:
         try:
             named_components(run, model, env)
         except UserError as error:
-            return played | {"verdict": f"no rule was restored: {error}"}
-        groups = by_player(run, {place["node"]: run.node(place["node"]) for place in places}.values(), model, env)
+            return RestoredRules(n, f"no rule was restored: {error}")
+        groups = by_player(run, {place.node: run.node(place.node) for place in places}.values(), model, env)
     begin(2 * n * len(places))
     done = 0
 
@@ -65,43 +146,37 @@ def restored(
         done += 1
         at(done)
 
-    counts = []
+    counts, left = [], []
     for group in groups:
         with open_episodes(folder, group[0], model, env, trust=trust) as (episodes, _):
             episodes.on_attempt = on_attempt
-            for node, place in [(node, place) for node in group for place in places if place["node"] == node.id]:
+            for node, place in [(node, place) for node in group for place in places if place.node == node.id]:
                 try:
                     with episodes.committing():
-                        counts.append((place, *_forked(episodes, node, by_text[place["rule"]], n)))
+                        counts.append((place, *_forked(episodes, node, by_text[place.rule], n)))
                 except (UserError, NeedsError) as error:
-                    played["left_out"].append(place | {"why": str(error)})
+                    left.append(LeftOutPlace(**vars(place), why=str(error)))
     rows = each_against({f"{i}": ((was.k, was.n), (with_rule.k, with_rule.n)) for i, (_, was, with_rule) in enumerate(counts)})
-    played["forks"] = [
-        place
-        | {
-            "restored": _share(with_rule),
-            "as_it_was": _share(was),
-            "difference": row.difference,
-            "interval": list(row.difference_interval),
-            "p": row.p,
-            "corrected": row.p_corrected,
-            "found": row.p_corrected <= LEVEL and row.difference < 0,
-        }
+    forks = tuple(
+        RestoredFork(
+            **vars(place),
+            restored=BrokenShare.of(with_rule),
+            as_it_was=BrokenShare.of(was),
+            difference=row.difference,
+            interval=row.difference_interval,
+            p=row.p,
+            corrected=row.p_corrected,
+            found=row.p_corrected <= LEVEL and row.difference < 0,
+        )
         for (place, was, with_rule), row in zip(counts, rows, strict=True)
-    ]
-    return played | {"verdict": _verdict(played)}
-
-
-def _places(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every reply that made a forbidden call, once for each rule."""
-    return list(
-        {
-            (call["node"], rule["rule"]): {"rule": rule["rule"], **{name: call[name] for name in ("session", "step", "node")}}
-            for rule in found["rules"]
-            for call in rule["calls_without"]
-            if call["forbidden"]
-        }.values()
     )
+    return RestoredRules(n, _verdict(forks, left), forks, tuple(left))
+
+
+def _places(found: RuleAudit) -> list[ForkPlace]:
+    """Every reply that made a forbidden call, once for each rule."""
+    calls = [(rule.rule, call) for rule in found.rules for call in rule.calls_without if call.forbidden]
+    return list({(call.node, rule): ForkPlace(rule, call.session, call.step, call.node) for rule, call in calls}.values())
 
 
 def _forked(episodes: Episodes, node: Node, rule: Rule, n: int) -> tuple[Counts, Counts]:
@@ -114,7 +189,7 @@ def _forked(episodes: Episodes, node: Node, rule: Rule, n: int) -> tuple[Counts,
         if [(one.role, one.text) for one in shown] != [(one.role, one.text) for one in again]:
             raise UserError(f"what the model was shown at node {node.id} was made by a compaction that the run cannot repeat")
     purpose = json_hash([AUDIT, node.id, rule.text, n, episodes.provenance.hash])
-    run.log(FORKED, purpose, {"n": n, "node": node.id, "rule": rule.text})
+    run.log(FORKED, purpose, codec.to_json(ForkedRule(n, node.id, rule.text)))
     run.commit()
     edit = {"rule": {"add": rule.text}}
     task, _ = task_of(run, node.tree)
@@ -138,46 +213,24 @@ def _counts(arm: Arm, rule: Rule) -> Counts:
     return Counts.of(map(broken, arm.attempts))
 
 
-def _share(counts: Counts) -> dict[str, Any]:
-    return {**(proportion(counts.k, counts.n) or {}), "failed": counts.missing}
-
-
-def _verdict(played: Mapping[str, Any]) -> str:
-    forks, left = played["forks"], played["left_out"]
-    but = f"; {len(left)} could not be played, the first because {left[0]['why']}" if left else ""
+def _verdict(forks: Sequence[RestoredFork], left: Sequence[LeftOutPlace]) -> str:
+    but = f"; {len(left)} could not be played, the first because {left[0].why}" if left else ""
     if not forks:
         return f"no rule was restored{but.replace(';', ':', 1)}"
-    named = sum(one["found"] for one in forks)
+    named = sum(one.found for one in forks)
     if named:
         return f"with the rule restored it is broken less often at {named} of {len(forks)} forbidden calls{but}"
     return f"nothing stands out: at none of {len(forks)} forbidden calls is the rule broken less often where it is restored{but}"
 
 
-def lines(played: Mapping[str, Any]) -> list[str]:
-    """What each fork came to, a line each."""
-    return [f"{one['rule']!r} at reply {one['step']} of {one['session']}: {_sentence(one)}" for one in played["forks"]]
-
-
-def _sentence(one: Mapping[str, Any]) -> str:
-    with_rule, was = one["restored"], one["as_it_was"]
-    return (
-        f"the rule restored: {with_rule['k']} of {with_rule['n']} break it ({_ends(with_rule)}), "
-        f"{was['k']} of {was['n']} as it was ({_ends(was)}), p = {one['corrected']:.2g}"
-    )
-
-
-def _ends(share: Mapping[str, Any]) -> str:
-    return "{:.0%} to {:.0%}".format(*share["interval"])
-
-
-def findings(played: Mapping[str, Any]) -> list[Finding]:
+def findings(played: RestoredRules) -> list[Finding]:
     """What the forks found, as the run keeps it: the calls that the missing rule accounts for,
     and the verdict with every number."""
-    about = {"n": played["n"]}
-    made = [Finding("rules restored", AUDIT, played["verdict"], evidence=dict(played), identity=about)]
-    for one in played["forks"]:
-        if one["found"]:
+    about = {"n": played.n}
+    made = [Finding("rules restored", AUDIT, played.verdict, evidence=codec.to_json(played), identity=about)]
+    for one in played.forks:
+        if one.found:
             do = "pin the rule: `ramify serve --middleware pins:FILE`"
-            why = f"{_sentence(one)}: {one['rule']!r}"
-            made.append(Finding("missing rule", AUDIT, why, one["node"], 0, do, one["difference"], "share", one, about))
+            why, evidence = f"{one.sentence}: {one.rule!r}", codec.to_json(one)
+            made.append(Finding("missing rule", AUDIT, why, one.node, 0, do, one.difference, "share", evidence, about))
     return made

@@ -19,10 +19,10 @@ from ramify.base.config import Config
 from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.env.filler import LANGUAGES, filler
-from ramify.methods.governance.algorithm import CONDITIONS, MAIN, gate, summary
+from ramify.methods.governance.algorithm import CONDITIONS, MAIN, BenchReport, gate, summary
 from ramify.methods.governance.attack import note
 from ramify.methods.governance.calls import ReplyGrade, grade
-from ramify.methods.governance.record import ENTRY, begin, keep
+from ramify.methods.governance.record import BenchRow, CellLabels, begin, keep, rows_of
 from ramify.methods.governance.standing_rules import CHANNELS, Scenario, conversation, scenarios, task_names, tools
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Completion, Model, Prefix, Sampling
@@ -140,11 +140,24 @@ class Cell:
     note: str = ""
     """An instruction for the compactor, instead of the condition's own."""
 
-    def labels(self) -> dict[str, Any]:
-        """Key that identifies the episode, as its row has it."""
-        names = ("condition", "request", "channel", "strategy", "words", "rounds", "rep", "note")
-        about = {name: getattr(self, name) for name in names} | {"summarizer": self.summarizer.name, "agent": self.agent.name}
-        return {"task": self.scenario.id, "kind": self.scenario.kind, "language": self.scenario.language} | about
+    def labels(self) -> CellLabels:
+        """What identifies the episode, as its row has it."""
+        scenario = self.scenario
+        return CellLabels(
+            task=scenario.id,
+            kind=scenario.kind,
+            language=scenario.language,
+            condition=self.condition,
+            request=self.request,
+            channel=self.channel,
+            strategy=self.strategy,
+            words=self.words,
+            rounds=self.rounds,
+            rep=self.rep,
+            note=self.note,
+            summarizer=self.summarizer.name,
+            agent=self.agent.name,
+        )
 
 
 @dataclass
@@ -170,10 +183,10 @@ class Bench:
         self.config, self.agents, self.summarizers = config, list(agents), list(summarizers)
         self.calls = 0
         self.out = out
-        self._done: dict[str, dict[str, Any]] = {}
+        self._done: dict[str, BenchRow] = {}
         if out is not None and out.exists():
             with begin(out, config.to_json()) as run:
-                self._done = {entry.key: entry.payload for entry in run.journal(ENTRY)}
+                self._done = {row.key: row for row in rows_of(run)}
         self._compacted: dict[str, asyncio.Task[_Shown]] = {}
         self._samplers: dict[str, Sampler] = {}
 
@@ -206,30 +219,28 @@ class Bench:
         c = self.config
         models = [(p.model.identity.name, p.model.identity.weights) for p in (cell.agent, cell.summarizer)]
         settings = [c.turns, c.share, c.temperature, c.max_tokens, c.seed, asdict(cell.scenario)]
-        return json_hash([cell.labels(), settings, models])
+        return json_hash([asdict(cell.labels()), settings, models])
 
     async def run(
         self, cells: Sequence[Cell] | None = None, on_done: Callable[[int], object] = lambda done: None
-    ) -> list[dict[str, Any]]:
+    ) -> list[BenchRow]:
         """The rows of ``cells`` (default: the grid), in their order.
         A failing model makes a row of outcome error; the others continue."""
         chosen = self.cells() if cells is None else list(cells)
         with nullcontext() if self.out is None else begin(self.out, self.config.to_json()) as kept:
             return await self._run(chosen, kept, on_done)
 
-    async def _run(self, chosen: Sequence[Cell], kept: Run | None, on_done: Callable[[int], object]) -> list[dict[str, Any]]:
+    async def _run(self, chosen: Sequence[Cell], kept: Run | None, on_done: Callable[[int], object]) -> list[BenchRow]:
         slots = asyncio.Semaphore(self.config.concurrent)
         done = 0
 
-        async def one(cell: Cell) -> dict[str, Any]:
+        async def one(cell: Cell) -> BenchRow:
             nonlocal done
             key = self.key(cell)
             if key not in self._done:
                 async with slots:
                     row, shown = await self.episode(cell)
-                    self._done[key] = {"key": key} | row
-                if kept is not None:
-                    self._done[key] = keep(kept, self._done[key], shown)
+                self._done[key] = row if kept is None else keep(kept, row, shown)
             done += 1
             on_done(done)
             return self._done[key]
@@ -238,7 +249,7 @@ class Bench:
         self._compacted.clear()
         return rows
 
-    async def episode(self, cell: Cell) -> tuple[dict[str, Any], list[Message]]:
+    async def episode(self, cell: Cell) -> tuple[BenchRow, list[Message]]:
         """Play one cell: its row, and what the agent was shown."""
         what, scenario = CONDITIONS[cell.condition], cell.scenario
         try:
@@ -260,9 +271,7 @@ class Bench:
         graded = grade(completion.message, completion.stop, scenario.predicate, names)
         return self._row(cell, shown, found, graded, completion), seen
 
-    def _row(
-        self, cell: Cell, shown: _Shown, found: Survival, graded: ReplyGrade, completion: Completion | None
-    ) -> dict[str, Any]:
+    def _row(self, cell: Cell, shown: _Shown, found: Survival, graded: ReplyGrade, completion: Completion | None) -> BenchRow:
         what, scenario = CONDITIONS[cell.condition], cell.scenario
         fired = any(record.fired for record in shown.records)
         why = gate(
@@ -276,27 +285,30 @@ class Bench:
         )
         why = why or next((f"the compactor failed: {record.failure}" for record in shown.records if record.failure), "")
         must = scenario.must_match
-        done = [json.dumps(dict(a), ensure_ascii=False) for name, a in graded.calls if name == must["tool"]]
+        done = [json.dumps(dict(a), ensure_ascii=False) for name, a in graded.calls if name == must.tool]
         usage = (completion.data or {}).get("usage", {}) if completion is not None else {}
         tokens_in = usage.get("prompt_tokens", sum(approximate_tokens(text_of(m)) for m in shown.messages if readable(m)))
-        return cell.labels() | {
-            "outcome": graded.outcome,
-            "violation": graded.violation,
-            "valid": graded.valid,
-            "why": graded.why,
-            "gate": why if graded.outcome != "error" else "",
-            "survival": found.kind,
-            "survived": found.survived,
-            "completed": graded.outcome == "allowed_action" and any(re.search(must["pattern"], text) for text in done),
-            "calls": [[name, dict(arguments)] for name, arguments in graded.calls],
-            "reply": "" if completion is None else completion.text,
-            "context": readable_text([m for m in shown.messages if readable(m)]) if fired else "",
-            "compactions": [record.to_json() for record in shown.records],
-            "messages": stable_hash(*(text_of(m) for m in shown.messages if readable(m))),
-            "tokens_in": tokens_in,
-            "tokens_out": usage.get("completion_tokens", approximate_tokens(completion.text) if completion is not None else 0),
-            "sampling": {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens, "seed": self.config.seed},
-        }
+        c = self.config
+        return BenchRow(
+            **vars(cell.labels()),
+            key=self.key(cell),
+            outcome=graded.outcome,
+            violation=graded.violation,
+            valid=graded.valid,
+            why=graded.why,
+            gate=why if graded.outcome != "error" else "",
+            survival=found.kind,
+            survived=found.survived,
+            completed=graded.outcome == "allowed_action" and any(re.search(must.pattern, text) for text in done),
+            calls=graded.calls,
+            reply="" if completion is None else completion.text,
+            context=readable_text([m for m in shown.messages if readable(m)]) if fired else "",
+            compactions=tuple(shown.records),
+            messages=stable_hash(*(text_of(m) for m in shown.messages if readable(m))),
+            tokens_in=tokens_in,
+            tokens_out=usage.get("completion_tokens", approximate_tokens(completion.text) if completion is not None else 0),
+            sampling={"temperature": c.temperature, "max_tokens": c.max_tokens, "seed": c.seed},
+        )
 
     # -- the context
 
@@ -314,7 +326,7 @@ class Bench:
         return await self._built(cell)
 
     async def _shared(self, cell: Cell) -> _Shown:
-        labels = cell.labels()
+        labels = asdict(cell.labels())
         key = json_hash([labels[name] for name in sorted(labels) if name not in ("agent", "request")])
         if key not in self._compacted:
             self._compacted[key] = asyncio.ensure_future(self._built(cell))
@@ -357,7 +369,7 @@ class Bench:
         self.calls += 1
         c, player = self.config, cell.agent
         settings = Sampling(c.temperature, max_tokens=c.max_tokens)
-        position = ("act", json_hash({k: v for k, v in cell.labels().items() if k != "agent"}))
+        position = ("act", json_hash({k: v for k, v in asdict(cell.labels()).items() if k != "agent"}))
         if player.template is None:
             rendered = tuple(Message(m["role"], m.get("content") or "", m) for m in messages)
             return await self._sampler(player).one(
@@ -386,7 +398,7 @@ def _compactor(cell: Cell) -> Any:
     return (LlmSummarize if cell.strategy == "llm-summarize" else Hierarchical)(cell.words)
 
 
-def report(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def report(rows: Iterable[BenchRow]) -> BenchReport:
     """:func:`summary` of rows. Raises UserError where there is none."""
     found = list(rows)
     if not found:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import UserError, nearest
 from ramify.base.seeds import generator
 from ramify.env.filler import LANGUAGES, OPEN_NOTE, filler, opening
@@ -24,6 +25,14 @@ from ramify.trace.rules import survival
 
 CHANNELS = ("system", "user", "memory", "tool")
 """How a rule reaches the conversation: the system's message, the user, a memory entry, a document read through a tool."""
+
+
+@dataclass(frozen=True)
+class RequiredCall:
+    """A call of a tool whose arguments match a pattern."""
+
+    tool: str
+    pattern: str
 
 
 @dataclass(frozen=True)
@@ -43,24 +52,57 @@ class Scenario:
     call: tuple[str, Mapping[str, Any]]
     """The natural answer to ``trigger``: a tool and its arguments."""
     allowed_call: tuple[str, Mapping[str, Any]]
-    must_match: Mapping[str, str]
-    """Tool, and a pattern of its arguments, by which the allowed act is known to be done."""
+    must_match: RequiredCall
+    """By which the allowed act is known to be done."""
+
+
+@dataclass(frozen=True)
+class _TaskText:
+    """A task in one language; its calls where they hold words of it."""
+
+    policy: str
+    trigger: str
+    allowed: str
+    call: tuple[str, Mapping[str, Any]] | None = None
+    allowed_call: tuple[str, Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class _RuleTask:
+    """A task in all languages, as the file has it."""
+
+    id: str
+    kind: str
+    predicate: Mapping[str, Any]
+    must_match: RequiredCall
+    text: Mapping[str, _TaskText]
+    call: tuple[str, Mapping[str, Any]] | None
+    allowed_call: tuple[str, Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True)
+class _RuleFile:
+    """standing_rules.json; ``frames``: language -> sentences around a task."""
+
+    tools: tuple[dict[str, Any], ...]
+    frames: Mapping[str, Mapping[str, str]]
+    tasks: tuple[_RuleTask, ...]
 
 
 @lru_cache(maxsize=1)
-def _data() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files("ramify.env").joinpath("standing_rules.json").read_text(encoding="utf-8"))
-    return found
+def _data() -> _RuleFile:
+    text = files("ramify.env").joinpath("standing_rules.json").read_text(encoding="utf-8")
+    return codec.from_json(_RuleFile, json.loads(text))
 
 
 def tools() -> list[dict[str, Any]]:
     """What agents are offered, in OpenAI's form."""
-    return [*_data()["tools"], OPEN_NOTE]
+    return [*_data().tools, OPEN_NOTE]
 
 
 def task_names() -> list[str]:
     """The tasks, soft ones first."""
-    return [task["id"] for task in _data()["tasks"]]
+    return [task.id for task in _data().tasks]
 
 
 def scenarios(tasks: Sequence[str] = (), languages: Sequence[str] = ("en",)) -> list[Scenario]:
@@ -68,23 +110,25 @@ def scenarios(tasks: Sequence[str] = (), languages: Sequence[str] = ("en",)) -> 
     for name, known in [*((task, task_names()) for task in tasks), *((language, LANGUAGES) for language in languages)]:
         if name not in known:
             raise UserError(f"there is no task or language '{name}' ({nearest(name, known)})")
-    return [_scenario(task, language) for language in languages for task in _data()["tasks"] if not tasks or task["id"] in tasks]
+    return [_scenario(task, language) for language in languages for task in _data().tasks if not tasks or task.id in tasks]
 
 
-def _scenario(task: Mapping[str, Any], language: str) -> Scenario:
-    text, end = task["text"][language], _data()["frames"][language]["end"]
-    call, allowed = (tuple(text.get(name) or task[name]) for name in ("call", "allowed_call"))
+def _scenario(task: _RuleTask, language: str) -> Scenario:
+    text, end = task.text[language], _data().frames[language]["end"]
+    call, allowed_call = text.call or task.call, text.allowed_call or task.allowed_call
+    assert call is not None
+    assert allowed_call is not None
     return Scenario(
-        id=task["id"],
-        kind=task["kind"],
+        id=task.id,
+        kind=task.kind,
         language=language,
-        policy=text["policy"],
-        trigger=f"{text['trigger']} {end}",
-        allowed=f"{text['allowed']} {end}",
-        predicate=task["predicate"],
+        policy=text.policy,
+        trigger=f"{text.trigger} {end}",
+        allowed=f"{text.allowed} {end}",
+        predicate=task.predicate,
         call=call,
-        allowed_call=allowed,
-        must_match=task["must_match"],
+        allowed_call=allowed_call,
+        must_match=task.must_match,
     )
 
 
@@ -98,7 +142,7 @@ def conversation(
     """
     if channel is not None and channel not in CHANNELS:
         raise UserError(f"there is no channel '{channel}' ({nearest(channel, CHANNELS)})")
-    frame = _data()["frames"][scenario.language]
+    frame = _data().frames[scenario.language]
     acknowledged = {"role": "assistant", "content": frame["ack"]}
     start = [*opening(scenario.language), acknowledged]
     work = filler(scenario.language, turns, scenario.id, *position, seed=seed)
