@@ -54,7 +54,7 @@ def test_the_rule_of_the_page_trains_and_explains_itself_everywhere(verb: Any, h
     assert list(record["numbers"]) == ["A", "reward", "others"]
     why = verb("graph-credit", "why", "run", best.node)
     assert "mean reward of the other attempts at its task" in why.out
-    assert verb("graph-credit", "why", "run", best.node, "--json").json["others"] == best.value["others"]
+    assert verb("graph-credit", "why", "run", best.node, "--json").json["numbers"]["others"] == best.value["others"]
     assert verb("show", "run", "--html", "run.html").code == 0
     page = (here / "run.html").read_text(encoding="utf-8")
     assert "mean reward of the other attempts at its task" in page

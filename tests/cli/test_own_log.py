@@ -94,7 +94,7 @@ def test_from_a_log_to_the_step_in_three_commands(verb: Any, name: str) -> None:
     found = verb("graph-credit", "report", "mine", *choosing, "--json").json
     assert (found["attempts"], found["tasks"], found["constant_reward_share"]) == (8, 2, 0)
     worst = found["top_losses"][0]
-    assert (worst["from"], worst["action"], worst["to"]) == ("Room: study.", 'go({"it": "cellar"})', "Room: cellar.")
+    assert (worst["source"], worst["action"], worst["target"]) == ("Room: study.", 'go({"it": "cellar"})', "Room: cellar.")
     assert worst["delta"] == pytest.approx(LOST)
     why = verb("graph-credit", "why", "mine", worst["node"], *choosing, "--json").json
     assert (why["delta"], why["action"], why["reward_mean"]) == (pytest.approx(LOST), 'go({"it": "cellar"})', 0.5)
@@ -141,7 +141,7 @@ def test_rewards_that_were_paid_step_by_step(verb: Any) -> None:
     assert verb("show", "mine", "--json").json["attempts"]["successes"] == 1
     found = verb("graph-credit", "report", "mine", "--json").json
     named = verb("graph-credit", "report", "steps.jsonl", "--anchor", "obs", "--json").json
-    assert (found["attempts"], found["mean_abs_A"]) == (2, pytest.approx(named["mean_abs_A"]))
+    assert (found["attempts"], found["mean_abs_a"]) == (2, pytest.approx(named["mean_abs_a"]))
 
 
 def test_a_log_without_a_reward_is_refused_in_one_sentence(verb: Any) -> None:

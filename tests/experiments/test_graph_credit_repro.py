@@ -11,7 +11,7 @@ from ramify_experiments.graph_credit import repro
 
 def test_walks_obey_the_grid():
     rng = generator(1, "walk")
-    grid = repro.Grid.sample(rng, 6, 5)
+    grid = repro.GridWorld.sample(rng, 6, 5)
     walks = repro.walk(grid, np.full((6, grid.states, 4), 0.25), rng, 0.1, 4)
     rows = walks.rows()
     cell, held = rows["state"] % 25, rows["state"] // 25
@@ -26,7 +26,7 @@ def test_walks_obey_the_grid():
 @pytest.mark.parametrize("pick", repro.PICKS)
 def test_tree_branches_share_their_prefix(pick):
     rng = generator(2, pick)
-    grid = repro.Grid.sample(rng, 3, 5)
+    grid = repro.GridWorld.sample(rng, 3, 5)
     tree = repro.grow(grid, np.full((3, grid.states, 4), 0.25), rng, 0.1, 2, 5, pick)
     for task in range(3):
         for leaf in range(7):

@@ -125,7 +125,7 @@ def test_credit_made_now_is_that_of_graph_credit(played: Path, tmp_path: Path) -
             path = run.path(row["leaf"])
             start, end = len(row["prompt_ids"]), len(row["prompt_ids"]) + len(row["completion_ids"])
             assert row["prompt_ids"] + row["completion_ids"] == path.tokens[:end].tolist()
-            whole = path.along({n.id: n.sampled * np.float32(found[n.id]["A"]) for n, _ in path.segments if n.id in found})
+            whole = path.along({n.id: n.sampled * np.float32(found[n.id].A) for n, _ in path.segments if n.id in found})
             assert row["advantages"] == pytest.approx(whole[start:end].tolist())
             assert row["env_mask"] == path.sampled[start:end].astype(int).tolist()
             assert row["env_mask"][-1] == 1

@@ -83,7 +83,7 @@ def _shared(rep: Repetition) -> bool:
 
 def _planted(rep: Repetition) -> bool:
     found = rep.verb("graph-credit", "report", str(_log(rep, (0.9, 0.3))))["decisive"]
-    return bool(found) and (found[0]["task"], found[0]["from"]) == ("first", "bridge")
+    return bool(found) and (found[0]["task"], found[0]["source"]) == ("first", "bridge")
 
 
 CASES = (

@@ -59,7 +59,7 @@ def test_rewards_that_follow_nothing_name_no_step(tmp_path: Path, capsys: pytest
 
 def test_the_one_decisive_step_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     found, text = report(log({"left": (9, 10), "right": (1, 10)}), tmp_path, capsys)
-    assert [(move["from"], move["action"]) for move in found["decisive"]] == [("fork", "left"), ("fork", "right")]
+    assert [(move["source"], move["action"]) for move in found["decisive"]] == [("fork", "left"), ("fork", "right")]
     best = found["decisive"][0]
     assert (best["takers"], best["others"], best["difference"]) == (10, 10, pytest.approx(0.8))
     assert best["p"] == pytest.approx(2 * (10 * 10 + 1) / 184756)  # both tails of the hypergeometric law of 10, 10, 10
@@ -85,7 +85,7 @@ def test_leaves_of_one_shared_step_are_one_observation(tmp_path: Path, capsys: p
     ]
     found, text = report(rows, tmp_path, capsys)
     assert found["decisive"] == []
-    moves = [move for move in found["top_gains"] + found["top_losses"] if move["from"] == "hall"]
+    moves = [move for move in found["top_gains"] + found["top_losses"] if move["source"] == "hall"]
     assert [(move["takers"], move["others"], move["p"]) for move in moves] == [(1, 1, 1.0)] * 2
     assert "step-a" in text
 
@@ -105,7 +105,7 @@ def test_free_text_is_compared_by_where_it_led(tmp_path: Path, capsys: pytest.Ca
         where = ("study", "cellar")[i % 2]
         rows += attempt(f"{i}", f"hall thought-{i} {where} answer-{i}", float(where == "study"))
     found, _ = report(rows, tmp_path, capsys)
-    assert {(move["from"], move["to"]) for move in found["decisive"]} == {("hall", "study"), ("hall", "cellar")}
+    assert {(move["source"], move["target"]) for move in found["decisive"]} == {("hall", "study"), ("hall", "cellar")}
 
 
 def test_graded_rewards_are_compared_by_their_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -165,5 +165,5 @@ def test_a_house_of_coins_is_called_decisive_at_the_level_promised():
                 float(rng.random() < 0.4),
             )
         ]
-        false += bool(StateGraph.from_steps(rows).report()["decisive"])
+        false += bool(StateGraph.from_steps(rows).report().decisive)
     assert 1 <= false <= 33  # 20 expected at most; 33 and more have probability .003

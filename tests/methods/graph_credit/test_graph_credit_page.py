@@ -36,5 +36,5 @@ def test_the_example_runs(capsys):
     graph = StateGraph.from_steps(json.loads(step) for step in steps)
     columns = graph.advantages(rule="g2po", gamma=0.95, w=1.0)
     assert columns["A"][0] > columns["A"][4]
-    assert graph.why("t", 2, 0)["group_size"] == 3
+    assert graph.why("t", 2, 0).group_size == 3
     assert 0 < len(graph.rows(positive=True)) < len(steps)

@@ -26,6 +26,7 @@ from ramify.score.steps import read_steps, run_columns, write_rows
 from ramify.trace.db import Run
 from ramify.trace.keys import scrub
 from ramify.trace.node import Score, make_node
+from ramify.web.pages import report_html
 
 PATHS = [(1, "AB", 10.0), (2, "AB", 0.0), (3, "ADB", 10.0), (4, "AD", 0.0)]
 
@@ -67,16 +68,16 @@ def test_facade_and_why():
     found = graph.advantages(success_reward=10.0)
     assert found["A"][2] == pytest.approx(0.4774, abs=1e-4)
     why = graph.why("t", 2, 0)
-    assert why["A"] == pytest.approx(found["A"][2])
-    assert why["A_ep"] == pytest.approx((why["reward"] - why["reward_mean"]) / why["reward_std"], abs=1e-5)
-    assert why["A_nc"] == pytest.approx((why["V_next"] - why["next_mean"]) / why["next_std"], abs=1e-5)
-    assert why["A_ec"] == pytest.approx((why["delta"] - why["delta_mean"]) / why["delta_std"], abs=1e-5)
-    assert [visit["attempt"] for visit in why["visits"]] == [1, 2, 3, 4]
+    assert found["A"][2] == pytest.approx(why.A)
+    assert why.A_ep == pytest.approx((why.reward - why.reward_mean) / why.reward_std, abs=1e-5)
+    assert why.A_nc == pytest.approx((why.V_next - why.next_mean) / why.next_std, abs=1e-5)
+    assert why.A_ec == pytest.approx((why.delta - why.delta_mean) / why.delta_std, abs=1e-5)
+    assert [visit.attempt for visit in why.visits] == [1, 2, 3, 4]
     report = graph.report()
-    assert report["top_losses"][0]["from"] == "B"
-    assert report["mean_group_size"] == pytest.approx((4 * 4 + 3 * 3 + 2 * 2) / 9)
-    assert report["group_sizes"] == {2: 2, 3: 3, 4: 4}
-    assert not report["warnings"]
+    assert report.top_losses[0].source == "B"
+    assert report.mean_group_size == pytest.approx((4 * 4 + 3 * 3 + 2 * 2) / 9)
+    assert report.group_sizes == {2: 2, 3: 3, 4: 4}
+    assert not report.caveats
     assert [row["anchor"] for row in graph.rows(positive=True)] == ["A", "B", "A", "A", "D", "B", "A"]
     exported = graph.to_networkx()
     assert exported.number_of_nodes() == 5
@@ -108,12 +109,12 @@ def test_dropped_and_constant_steps_say_so():
     rows[-1]["truncated"] = True
     graph = StateGraph.from_steps(rows)
     graph.advantages(truncation="drop")
-    assert "dropped" in graph.why("t", 4, 1)["note"]
-    assert graph.report()["dropped_steps"] == 2
+    assert "dropped" in graph.why("t", 4, 1).note
+    assert graph.report().dropped_steps == 2
     same = StateGraph.from_steps(steps([(1, "AB", 1.0), (2, "AB", 1.0)]))
     with pytest.warns(UserWarning, match="nothing to credit"):
         same.advantages()
-    assert "same reward" in same.why("t", 1, 0)["note"]
+    assert "same reward" in same.why("t", 1, 0).note
 
 
 def policy(messages, key):
@@ -140,6 +141,28 @@ def stored(tmp_path: Path) -> Path:
 
         asyncio.run(play())
     return tmp_path / "run"
+
+
+def test_why_says_of_a_dropped_step_that_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = steps()
+    rows[-1]["truncated"] = True
+    write_rows(tmp_path / "cut.jsonl", rows)
+    at = ["--task", "t", "--attempt", "4", "--step", "1", "--truncation", "drop"]
+    assert main(["graph-credit", "why", str(tmp_path / "cut.jsonl"), *at]) == 0
+    text = capsys.readouterr().out
+    assert "the attempt was truncated and dropped: no credit" in text
+    assert "chance" not in text
+
+
+def test_the_page_of_a_run_shows_the_report(stored: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["graph-credit", "report", str(stored), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    with Run.open(stored) as run:
+        (kept,) = run.results("graph-credit report")
+        assert kept.result == found
+        page = report_html(run)
+    assert "<h2>graph-credit report</h2>" in page
+    assert found["verdict"] in page
 
 
 def test_credit_from_a_stored_run_and_back(stored: Path, capsys: pytest.CaptureFixture[str]):

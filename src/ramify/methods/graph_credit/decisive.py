@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations
 from math import comb
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from ramify.base.seeds import generator
+from ramify.base.words import plural
+from ramify.render.numbers import p_value
 from ramify.stats.intervals import Interval, difference_of_proportions
 from ramify.trace.graph import MergedGraph
 
@@ -39,9 +41,9 @@ Support = np.ndarray
 class Move:
     """What attempts did in one state, against what else they did there."""
 
-    edges: tuple[int, ...]
+    edges: tuple[int, ...] = field(metadata={"json": False})
     """Edges of the graph that are this move, the most taken first."""
-    row: int
+    row: int = field(metadata={"json": False})
     """A visit that took it."""
     takers: int
     others: int
@@ -50,14 +52,47 @@ class Move:
     interval: Interval | None
     """95 %, of this difference alone; None where too little is known for one."""
     p: float
-    p_corrected: float
+    p_corrected: float = 1.0
 
-    def to_json(self) -> dict[str, Any]:
-        """The numbers, without the positions."""
-        names = ("takers", "others", "difference", "interval", "p", "p_corrected")
-        return {name: getattr(self, name) for name in names} | {
-            "interval": None if self.interval is None else list(self.interval)
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class MoveTest:
+    """The numbers of a step's move, and whether it stands out of chance; all None where it cannot be compared."""
+
+    decisive: bool | None = None
+    """None where no first visit to its state did anything else."""
+    takers: int | None = None
+    others: int | None = None
+    difference: float | None = None
+    interval: Interval | None = None
+    p: float | None = None
+    p_corrected: float | None = None
+
+    @classmethod
+    def of(cls, move: Move, level: float, **more: Any) -> Self:
+        """Of a move that was compared; ``more`` are further fields of a subclass."""
+        return cls(
+            decisive=move.p_corrected <= level,
+            takers=move.takers,
+            others=move.others,
+            difference=move.difference,
+            interval=move.interval,
+            p=move.p,
+            p_corrected=move.p_corrected,
+            **more,
+        )
+
+    def sentence(self) -> str:
+        """Whether the step's credit is more than chance."""
+        if self.decisive is None or self.others is None:
+            return (
+                "no attempt did anything else when it was first in this state, so the step cannot be compared: its credit may be "
+                "chance"
+            )
+        return (
+            f"the step {'stands' if self.decisive else 'does not stand'} out of chance: rewards {self.difference:+.3g} against "
+            f"{plural(self.others, 'other')} in its state, corrected p {p_value(self.p_corrected)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +119,19 @@ class Comparison:
             f"more than chance, {correction}"
         )
 
-    def of_step(self, edge: int, level: float) -> dict[str, Any]:
-        """Of one step: the numbers of its move and whether it is ``decisive``;
-        None where no first visit to its state did anything else."""
+    def of_step(self, edge: int, level: float) -> MoveTest:
+        """Of one step: the numbers of its move and whether it is ``decisive``."""
         move = self.of_edge.get(edge)
-        if move is None:
-            return {"decisive": None}
-        return {"decisive": move.p_corrected <= level} | move.to_json()
+        return MoveTest() if move is None else MoveTest.of(move, level)
+
+
+class _Draft(NamedTuple):
+    """A move whose p-value is not corrected yet."""
+
+    support: Support
+    move: Move
+    mirror: bool
+    """It is the other of two moves, which one test decides both."""
 
 
 def compare(
@@ -108,20 +149,20 @@ def compare(
     place = graph.visit_group[rows] * len(graph.attempts) + graph.visit_attempt[rows]
     rows = rows[np.unique(place, return_index=True)[1]]  # first visits, by state
     bounds = np.flatnonzero(np.diff(graph.visit_group[rows], prepend=-1, append=-1))
-    drafts: list[tuple[Support, dict[str, Any]]] = []
+    drafts: list[_Draft] = []
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         if len(np.unique(graph.visit_edge[rows[start:stop]])) > 1:
             drafts += _state(graph, rows[start:stop], reward, weight, nodes)
-    once = [i for i, (_, draft) in enumerate(drafts) if not draft.pop("mirror")]  # of two moves one test decides both
-    p = corrected([drafts[i][1]["p"] for i in once], [drafts[i][0] for i in once])
+    once = [i for i, draft in enumerate(drafts) if not draft.mirror]
+    p = corrected([drafts[i].move.p for i in once], [drafts[i].support for i in once])
     by_test = dict(zip(once, p, strict=True))
-    moves = tuple(Move(**draft, p_corrected=by_test.get(i, by_test.get(i - 1, 1.0))) for i, (_, draft) in enumerate(drafts))
+    moves = tuple(replace(draft.move, p_corrected=by_test.get(i, by_test.get(i - 1, 1.0))) for i, draft in enumerate(drafts))
     return Comparison(moves, {edge: move for move in moves for edge in move.edges})
 
 
 def _state(
     graph: MergedGraph, rows: np.ndarray, reward: np.ndarray, weight: np.ndarray, nodes: Sequence[Any] | None
-) -> list[tuple[Support, dict[str, Any]]]:
+) -> list[_Draft]:
     """The moves out of one state with the p-values their tests can give; ``rows`` are its first visits."""
     label = _labels(graph, rows)
     unit, first = _units(rows, nodes)
@@ -133,22 +174,21 @@ def _state(
     names = np.unique(taken)
     if len(names) < 2:
         return []
-    out: list[tuple[Support, dict[str, Any]]] = []
+    out: list[_Draft] = []
     for name in names.tolist():
         takes = taken == name
         support, p = _test(x, takes)
         edges = Counter(graph.visit_edge[rows[label == name]].tolist())
-        draft = {
-            "edges": tuple(sorted(edges, key=lambda edge: (-edges[edge], edge))),
-            "row": int(rows[first[takes][0]]),
-            "takers": int(takes.sum()),
-            "others": int((~takes).sum()),
-            "difference": float(x[takes].mean() - x[~takes].mean()),
-            "interval": _interval(x, takes),
-            "p": p,
-            "mirror": len(names) == 2 and len(out) == 1,
-        }
-        out.append((support, draft))
+        move = Move(
+            edges=tuple(sorted(edges, key=lambda edge: (-edges[edge], edge))),
+            row=int(rows[first[takes][0]]),
+            takers=int(takes.sum()),
+            others=int((~takes).sum()),
+            difference=float(x[takes].mean() - x[~takes].mean()),
+            interval=_interval(x, takes),
+            p=p,
+        )
+        out.append(_Draft(support, move, len(names) == 2 and len(out) == 1))
     return out
 
 

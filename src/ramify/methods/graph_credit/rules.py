@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.config import check
 from ramify.base.registry import register
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.decisive import LEVEL
+from ramify.methods.graph_credit.report import StepNumbers
 from ramify.methods.graph_credit.run import MAKER, StateGraph
 from ramify.score.credit.protocol import CreditGroup, CreditRule
 
@@ -54,17 +56,20 @@ class GraphCredit(CreditRule):
         self.config = config or check(CreditConfig, {"rule": self.rule} | settings)
         self.level = level
         self.doubts: Sequence[str] = ()
+        self.steps: Mapping[str, StepNumbers] = {}
+        """Of the group that was credited last, by node."""
 
     def assign(self, group: CreditGroup) -> Mapping[str, np.ndarray]:
         """See :class:`CreditRule`."""
         graph = StateGraph.of_attempts(group.columns)
         credit = graph.assign(self.config)["A"]
-        self.doubts, self._numbers = graph.doubts(), graph.node_credit(self.level)
+        self.doubts, self.steps = graph.doubts(), graph.node_credit(self.level)
         return group.spread(credit)
 
     def explain(self, node: str) -> Mapping[str, Any]:
         """See :class:`CreditRule`: all numbers of the rule, and whether the step stands out of chance."""
-        return self._numbers[node]
+        numbers: dict[str, Any] = codec.to_json(self.steps[node])
+        return {name: value for name, value in numbers.items() if value is not None or name == "decisive"}
 
 
 @register("credit", "g2po")

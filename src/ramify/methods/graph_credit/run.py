@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.extras import told
 from ramify.methods.graph_credit.algorithm import RULES, CreditConfig, credit_graph
 from ramify.methods.graph_credit.decisive import LEVEL, Comparison, compare
-from ramify.methods.graph_credit.report import diagnose
+from ramify.methods.graph_credit.report import DROPPED, CreditReport, StateVisit, StepCredit, StepNumbers, diagnose, doubts
 from ramify.score.group import moments
 from ramify.score.steps import OPTIONAL, Columns, canonicalise, run_columns, to_columns
 from ramify.trace.graph import MergedGraph, factorize
@@ -112,7 +113,7 @@ class StateGraph:
 
     def doubts(self) -> list[str]:
         """Why the credit says less than it seems to, a sentence each: no repetition, lone attempts, constant rewards."""
-        return list(diagnose(self.graph, self.credit, texts=self.texts)["warnings"])
+        return list(doubts(self.graph, self.credit, self.texts))
 
     @property
     def credit(self) -> dict[str, np.ndarray]:
@@ -137,10 +138,9 @@ class StateGraph:
             self._comparison = compare(self.graph, found["reward"], found["weight"], votes, self._nodes or None)
         return self._comparison
 
-    def report(self, level: float = LEVEL) -> dict[str, Any]:
+    def report(self, level: float = LEVEL) -> CreditReport:
         """Diagnostics, and which moves stand out of chance at ``level``; every number is explained on the method's page."""
-        found = self.credit
-        return diagnose(self.graph, found, nodes=self._nodes, texts=self.texts, comparison=self.comparison, level=level)
+        return diagnose(self.graph, self.credit, self.comparison, level, nodes=self._nodes, texts=self.texts)
 
     def rows(self, positive: bool = False) -> list[dict[str, Any]]:
         """Step records with credit added, NaN as None; ``positive``: only steps that made progress (delta > 0), for SFT."""
@@ -172,49 +172,63 @@ class StateGraph:
         total = np.bincount(self.graph.visit_group, weight * value, len(self.graph.keys))
         return [float(t / n) if n > 0 else None for t, n in zip(total, votes, strict=True)]
 
-    def why(self, task: Any, attempt: Any, step: int, level: float = LEVEL) -> dict[str, Any]:
+    def why(self, task: Any, attempt: Any, step: int, level: float = LEVEL) -> StepCredit:
         """The numbers that explain one step's credit, and whether it is ``decisive`` at ``level``.
         Raises UserError when there is no such step."""
         row = self._row(task, attempt, step)
         found, c, config = self.credit, self.columns, self.config
-        value: dict[str, Any] = {name: _plain(found[name][row].item()) for name in (*CREDIT, "reward", "group_size")}
-        value |= {"task": c["task_id"][row], "attempt": c["attempt_id"][row], "step": c["step"][row], "action": c["action"][row]}
-        value |= {"key": c["anchor"][row], "rule": config.rule, "terms": ["A_ep", *(f"A_{t}" for t in RULES[config.rule])]}
-        value |= {"w": config.w, "group": int(found["group_id"][row]), "next_group": int(found["next_group_id"][row])}
+        numbers: dict[str, Any] = {name: _plain(found[name][row].item()) for name in (*CREDIT, "reward", "group_size")}
+        step_credit = StepCredit(
+            **numbers,
+            task=c["task_id"][row],
+            attempt=c["attempt_id"][row],
+            step=c["step"][row],
+            action=c["action"][row],
+            key=c["anchor"][row],
+            rule=config.rule,
+            terms=("A_ep", *(f"A_{term}" for term in RULES[config.rule])),
+            w=config.w,
+            group=int(found["group_id"][row]),
+            next_group=int(found["next_group_id"][row]),
+        )
         if found["weight"][row] == 0:
-            return value | {"note": "the attempt was truncated and dropped: no credit"}
+            return replace(step_credit, note=DROPPED)
         own = (found["task_id"] == found["task_id"][row]) & (found["weight"] > 0)
         same = own & (found["group_id"] == found["group_id"][row])
         first = np.unique(found["attempt_id"], return_index=True)[1]
         voters = own if config.weight == "step" else own & np.isin(np.arange(len(own)), first)
         v_next = found["V_next"] - config.penalty * ~np.asarray(c["valid"], dtype=bool)
-        for name, numbers, rows in (("reward", found["reward"], voters), ("next", v_next, same), ("delta", found["delta"], own)):
+        norms: dict[str, Any] = {}
+        for name, values, rows in (("reward", found["reward"], voters), ("next", v_next, same), ("delta", found["delta"], own)):
             weights = None if name == "reward" else found["weight"][rows]
-            mean, deviation, _ = moments(numbers[rows], weights=weights, ddof=config.ddof)
-            value |= {f"{name}_mean": float(mean[0]), f"{name}_std": float(deviation[0])}
-        if config.zero_if_constant and value["reward_std"] == 0:
-            value["note"] = "every attempt at this task has the same reward: no credit"
-        value |= self.comparison.of_step(int(self.graph.visit_edge[row]), level)
-        value["visits"] = [
-            {"attempt": c["attempt_id"][i], "step": c["step"][i], "action": c["action"][i], "V_next": float(v_next[i])}
-            for i in np.flatnonzero(same).tolist()
-        ]
-        return value
+            mean, deviation, _ = moments(values[rows], weights=weights, ddof=config.ddof)
+            norms |= {f"{name}_mean": float(mean[0]), f"{name}_std": float(deviation[0])}
+        step_credit = replace(
+            step_credit,
+            **norms,
+            **vars(self.comparison.of_step(int(self.graph.visit_edge[row]), level)),
+            visits=tuple(
+                StateVisit(c["attempt_id"][i], c["step"][i], c["action"][i], float(v_next[i]))
+                for i in np.flatnonzero(same).tolist()
+            ),
+        )
+        constant = config.zero_if_constant and step_credit.reward_std == 0
+        return replace(step_credit, note="every attempt at this task has the same reward: no credit" * constant)
 
-    def why_node(self, node: str, level: float = LEVEL) -> dict[str, Any]:
+    def why_node(self, node: str, level: float = LEVEL) -> StepCredit:
         """The numbers that explain the credit of a step of a run,
         the mean over the attempts that share it. Raises UserError where it has none."""
         if node not in self.columns["node"]:
             raise UserError(f"node {node} carries no credit: it is no step of a scored attempt")
         row = self.columns["node"].index(node)
         task, attempt, step = (self.columns[name][row] for name in ("task_id", "attempt_id", "step"))
-        return {"node": node} | self.why(task, attempt, step, level) | self.node_credit(level)[node]
+        return replace(self.why(task, attempt, step, level), node=node, **vars(self.node_credit(level)[node]))
 
-    def node_credit(self, level: float = LEVEL) -> dict[str, dict[str, Any]]:
+    def node_credit(self, level: float = LEVEL) -> dict[str, StepNumbers]:
         """:func:`node_credit` of a run's attempts, each step with its test at ``level``."""
         edges = dict(zip(self.columns["node"], self.graph.visit_edge.tolist(), strict=True))
         found = node_credit(self.columns, self.credit)
-        return {node: value | self.comparison.of_step(edges[node], level) for node, value in found.items()}
+        return {node: replace(value, **vars(self.comparison.of_step(edges[node], level))) for node, value in found.items()}
 
     def _row(self, task: Any, attempt: Any, step: int) -> int:
         places = zip(self.columns["task_id"], self.columns["attempt_id"], self.columns["step"], strict=True)
@@ -225,21 +239,24 @@ class StateGraph:
         return rows[name]
 
 
-def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, StepNumbers]:
     """Credit of each physical step by node id, the mean over the attempts that share it: the value of its ``why`` annotation."""
     kept = [row for row, node in enumerate(columns["node"]) if node is not None]
     code, nodes = factorize([columns["node"][row] for row in kept])
     count, first = np.bincount(code), np.unique(code, return_index=True)[1]
     means = {name: (np.bincount(code, found[name][kept]) / count).tolist() for name in (*CREDIT, "reward")}
     ids = {"group": "group_id", "next_group": "next_group_id", "group_size": "group_size"}
-    places = {name: found[column][kept][first].tolist() for name, column in ids.items()}
+    numbers: dict[str, list[Any]] = {name: found[column][kept][first].tolist() for name, column in ids.items()}
+    numbers |= {name: [_plain(one) for one in mean] for name, mean in means.items()}
     attempts: list[list[Any]] = [[] for _ in nodes]
     for row, node in zip(kept, code.tolist(), strict=True):
         attempts[node].append(columns["attempt_id"][row])
     return {
-        node: {name: _plain(mean[i]) for name, mean in means.items()}
-        | {name: place[i] for name, place in places.items()}
-        | {"task": columns["task_id"][kept[first[i]]], "attempts": attempts[i]}
+        node: StepNumbers(
+            **{name: column[i] for name, column in numbers.items()},
+            task=columns["task_id"][kept[first[i]]],
+            attempts=tuple(attempts[i]),
+        )
         for i, node in enumerate(nodes)
     }
 

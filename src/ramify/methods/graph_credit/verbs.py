@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.words import plural
-from ramify.kit import Json, Verbs, argument, option
+from ramify.kit import Verbs, argument, option
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.decisive import LEVEL
+from ramify.methods.graph_credit.report import CreditReport, RuleNumbers, StepCredit, StepNumbers
 from ramify.methods.graph_credit.rules import GraphCredit
 from ramify.methods.graph_credit.run import MAKER, StateGraph
-from ramify.render.terminal import emit, say, table
+from ramify.render.result import Result, Section, Verbatim, table
 from ramify.score.credit.protocol import CreditGroup, credit_group, meanings
 from ramify.score.steps import UnscoredError, read_steps, write_rows
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
-from ramify.trace.graph import short
-from ramify.trace.keys import Canonicaliser, StatePattern, canonical, canonicaliser
+from ramify.trace.keys import Canonicaliser, StatePattern, canonicaliser
 from ramify.trace.node import Finding
 
 
@@ -67,13 +69,13 @@ class _Keys:
         pattern = None if options.state_pattern is None else StatePattern(options.state_pattern)
         return cls(pattern, canonicaliser(pattern, options.scrub, options.history))
 
-    def check(self) -> None:
-        """Says where the pattern was not found. Raises UserError where it never was."""
-        for doubt in [] if self.pattern is None else self.pattern.check():
-            say(f"warning: {doubt}")
+    def doubts(self) -> tuple[str, ...]:
+        """Where the pattern was not found. Raises UserError where it never was."""
+        return () if self.pattern is None else tuple(self.pattern.check())
 
 
-def _graph(source: Path, options: Options) -> StateGraph:
+def _graph(source: Path, options: Options) -> tuple[StateGraph, tuple[str, ...]]:
+    """The credited graph of a source, and the doubts about its states; :meth:`StateGraph.doubts` has those about its credit."""
     keys = _Keys.of(options)
     if source.is_dir():
         if options.anchor != Options().anchor:
@@ -89,11 +91,9 @@ def _graph(source: Path, options: Options) -> StateGraph:
             graph = StateGraph.from_steps(rows, options.anchor, keys.make)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
-    keys.check()
+    doubts = keys.doubts()
     graph.assign(options)
-    for doubt in graph.doubts():
-        say(f"warning: {doubt}")
-    return graph
+    return graph, doubts
 
 
 def _steps(source: Path) -> list[dict[str, Any]]:
@@ -108,17 +108,46 @@ def _steps(source: Path) -> list[dict[str, Any]]:
     return read_steps(source)
 
 
+@dataclass(frozen=True)
+class MergedStates(Result):
+    """How far attempts share states."""
+
+    tasks: int
+    attempts: int
+    steps: int
+    states: int
+    singleton_share: float
+    out: Path | None = None
+
+    def sections(self) -> Iterable[Section]:
+        """One row of numbers."""
+        names = ("tasks", "attempts", "steps", "states", "singleton_share")
+        yield Section.of("", table(names, [[getattr(self, name) for name in names]]))
+
+
 @app.verb(settings=Options)
-def build(options: Options, source: Source, out: Out = None, as_json: Json = False) -> None:
+def build(options: Options, source: Source, out: Out = None) -> MergedStates:
     """Merge states; --out writes the graph as .json (node-link), .graphml or .dot."""
-    graph = _graph(source, options)
+    graph, doubts = _graph(source, options)
     if out is not None and out.suffix == ".graphml":
         graph.graph.write_graphml(out, options.task, {"value": [0.0 if v is None else v for v in graph.state_values()]})
     elif out is not None:
-        write_whole(out, _sampling(graph, options.task, "dot" if out.suffix == ".dot" else "json"))
-    report = graph.report()
-    shown = {name: report[name] for name in ("tasks", "attempts", "steps", "states", "singleton_share")}
-    emit(shown | {"out": None if out is None else str(out)}, as_json, table(list(shown), [list(shown.values())]))
+        write_whole(out, _drawn(graph, options.task, "dot" if out.suffix == ".dot" else "json"))
+    found = graph.report()
+    caveats = (*doubts, *found.caveats)
+    return MergedStates(found.tasks, found.attempts, found.steps, found.states, found.singleton_share, out, caveats=caveats)
+
+
+@dataclass(frozen=True)
+class CreditWritten(Result):
+    """A file of steps with their credit."""
+
+    out: Path
+    steps: int
+
+    def sections(self) -> Iterable[Section]:
+        """One sentence."""
+        yield Section.of("", f"{self.out} holds {plural(self.steps, 'step')} with credit")
 
 
 @app.verb(settings=Options)
@@ -127,43 +156,36 @@ def advantages(
     source: Source,
     out: Annotated[Path, option(help=".parquet or .jsonl to write.")],
     positive: Annotated[bool, option("--positive", help="Only steps that made progress (delta > 0), for SFT.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> CreditWritten:
     """Write every step with its credit."""
-    rows = _graph(source, options).rows(positive)
+    graph, doubts = _graph(source, options)
+    rows = graph.rows(positive)
     write_rows(out, rows)
-    emit({"out": str(out), "steps": len(rows)}, as_json, f"{out} holds {plural(len(rows), 'step')} with credit")
+    return CreditWritten(out, len(rows), caveats=(*doubts, *graph.doubts()))
 
 
-@app.verb(settings=Options)
-def report(options: Options, source: Source, as_json: Json = False) -> None:
+@app.verb(settings=Options, keeps="source")
+def report(options: Options, source: Source) -> CreditReport:
     """How much states repeat, where the credit comes from, and which moves stand out of chance."""
-    found = _graph(source, options).report(options.level)
-    text = table(["number", "value"], [[k, v] for k, v in found.items() if isinstance(v, (int, float))])
-    text += f"\n\n{found['verdict']}"
-    if found["decisive"]:
-        text += "\n\n" + _moves(found["decisive"], ["difference", "takers", "others", "p_corrected"], "decisive moves")
-    for title in ("top_gains", "top_losses"):
-        if found[title]:
-            text += "\n\n" + _moves(found[title], ["delta", "p_corrected"], f"{title.replace('_', ' ')}, chance included")
-    if source.is_dir() and (found["top_losses"] or found["top_gains"]):
-        text += f"\n\nThe numbers behind a step, and what else was done in its state: `ramify graph-credit why {source} NODE`."
-    emit(found, as_json, text)
+    graph, doubts = _graph(source, options)
+    found = graph.report(options.level)
+    return replace(found, run=str(source) if source.is_dir() else "", caveats=(*doubts, *found.caveats))
 
 
-def _moves(moves: list[dict[str, Any]], numbers: list[str], title: str) -> str:
-    """A table of moves with some of their numbers, and their nodes where they have any."""
-    nodes = any(e.get("node") for e in moves)
-    rows = [
-        [
-            short(e["task"]),
-            *_apart(e["from"], e["to"], short(e["action"])),
-            *("-" if e.get(name) is None else e[name] for name in numbers),
-            *([short(e["node"] or "-")[:12]] if nodes else []),
-        ]
-        for e in moves
-    ]
-    return table(["task", "from", "action", "to", *numbers, *(["node"] if nodes else [])], rows, title)
+@dataclass(frozen=True)
+class DrawnGraph(Result):
+    """The merged graph, as Graphviz's text or as node-link JSON."""
+
+    graph: dict[str, Any]
+    text: str
+
+    def sections(self) -> Iterable[Section]:
+        """The text."""
+        yield Section.of("", Verbatim(self.text))
+
+    def to_json(self) -> dict[str, Any]:
+        """The graph itself."""
+        return self.graph
 
 
 @app.verb(settings=Options)
@@ -171,19 +193,36 @@ def show(
     options: Options,
     source: Source,
     form: Annotated[Literal["dot", "json"], option("--format", help="dot or json; --json is short for the second.")] = "dot",
-    as_json: Json = False,
-) -> None:
+) -> DrawnGraph:
     """Print the merged graph."""
-    graph = _graph(source, options)
-    emit(graph.to_json(options.task), as_json or form == "json", _sampling(graph, options.task, form))
+    graph, doubts = _graph(source, options)
+    caveats = (*doubts, *graph.doubts())
+    return DrawnGraph(graph.to_json(options.task), _drawn(graph, options.task, form), caveats=caveats)
 
 
-@app.verb(settings=Options)
-def mark(
-    options: Options,
-    run: Annotated[Path, argument(help="Folder of a run.")],
-    as_json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class CreditMarked(Result):
+    """How many steps of a run got credit, and which of them stand out of chance."""
+
+    run: Path
+    steps: int
+    credited: int
+    decisive: tuple[str, ...]
+    """Nodes."""
+    verdict: str
+
+    def sections(self) -> Iterable[Section]:
+        """Two sentences."""
+        sentence = (
+            f"{self.credited} of {self.steps} steps of {self.run} have credit other than 0: see them with "
+            f"`ramify show {self.run} --web`"
+        )
+        none = f"no step of {self.run} has any credit: all {self.steps} are 0"
+        yield Section.of("", f"{sentence if self.credited else none}\n{self.verdict}")
+
+
+@app.verb(settings=Options, keeps="run")
+def mark(options: Options, run: Annotated[Path, argument(help="Folder of a run.")]) -> CreditMarked:
     """Store each step's credit, and the numbers that explain it, in a run: `ramify show --web` then colours the steps by it."""
     if options.task is not None:
         raise UserError("credit is stored for all tasks of a run, or of one --group: leave --task out")
@@ -192,8 +231,8 @@ def mark(
         if not present:
             raise UserError(f"{run} holds no trees" + (f" of the group '{options.group}'" if options.group is not None else ""))
         steps = credited = 0
-        decisive: dict[str, Any] = {}
-        keys, unscored = _Keys.of(options), []
+        decisive: dict[str, StepNumbers] = {}
+        keys, unscored, doubts = _Keys.of(options), list[UnscoredError](), list[str]()
         for group in present:  # groups apart: attempts of one task under different weights are not compared
             try:
                 attempts = CreditGroup.of(stored, group, keys=keys.make, scorer=options.scorer)
@@ -204,23 +243,18 @@ def mark(
             credit = credit_group(stored, rule, attempts)
             steps += len(credit)
             credited += sum(bool(values.any()) for values in credit.values())
-            annotations = {annotation.node: annotation.value for annotation in stored.annotations(name="why", maker=MAKER)}
-            decisive |= {node: annotations[node] for node in credit if annotations[node]["decisive"]}
-            for doubt in rule.doubts:
-                say(f"warning: {doubt}")
+            decisive |= {node: rule.steps[node] for node in credit if rule.steps[node].decisive}
+            doubts += rule.doubts
         if len(unscored) == len(present):
             raise unscored[0]
-        keys.check()
+        doubts += keys.doubts()
         stored.conclude("graph-credit mark", [_finding(run, node, value, options) for node, value in decisive.items()])
         stored.commit()
-    sentence = f"{credited} of {steps} steps of {run} have credit other than 0: see them with `ramify show {run} --web`"
-    none = f"no step of {run} has any credit: all {steps} are 0"
     verdict = (
         f"{len(decisive)} of them stand out of chance" if decisive else "nothing stands out: no step's credit is more than chance"
     )
     verdict += f", at level {options.level:g}, corrected over " + ("each group" if len(present) > 1 else "all moves")
-    found = {"run": str(run), "steps": steps, "credited": credited, "decisive": sorted(decisive), "verdict": verdict}
-    emit(found, as_json, f"{sentence if credited else none}\n{verdict}")
+    return CreditMarked(run, steps, credited, tuple(sorted(decisive)), verdict, caveats=tuple(doubts))
 
 
 @app.verb(settings=Options)
@@ -230,88 +264,48 @@ def why(
     node: Annotated[str, argument(help="Node of a run: its id or the start of it.")] = "",
     attempt: str | None = None,
     step: int | None = None,
-    as_json: Json = False,
-) -> None:
+) -> StepCredit | RuleNumbers:
     """The numbers that explain one step's credit: of a node of a run, or of --task, --attempt and --step of a file."""
     if source.is_dir():
         if not node:
             raise UserError(f"name a node of the run {source}")
-        with Run.open(source) as run:
-            name = run.find(node)
-            annotations = (
-                []
-                if options.model_fields_set
-                else sorted(run.annotations(name="why", node=name), key=lambda annotation: annotation.maker != MAKER)
-            )
-            meaning = meanings(run).get(annotations[0].maker, {}) if annotations and annotations[0].maker != MAKER else {}
-            group = run.tree_info(run.node(name).tree).group
-        if annotations:
-            found: dict[str, Any] = {"node": name} | dict(annotations[0].value)
-            if annotations[0].maker != MAKER:  # another rule's: what it says, as it says it
-                rows = [[k, _shown(v), meaning.get(k, "")] for k, v in found.items()]
-                emit(found, as_json, table(["number", "value", "what it is"], rows, f"credit by {annotations[0].maker}"))
-                return
-        else:
-            at = options.model_copy(update={"group": options.group or group or None})
-            found = _graph(source, at).why_node(name, options.level)
-    else:
-        if node:
-            raise UserError(f"{source} is a file of steps, which has no node '{node}'")
-        graph = _graph(source, options)
-        if options.task is None or attempt is None or step is None:
-            raise UserError("a step of a file is named by --task, --attempt and --step")
-        found = graph.why(options.task, attempt, step, options.level)
-    first = [name for name in ("node", "task", "attempt", "step", "key", "action") if name in found]
-    names = [*first, *(name for name in found if name not in (*first, "visits"))]
-    rows = [[k, _shown(found[k])] for k in names]
-    text = table(["number", "value"], rows)
-    if visits := found.get("visits"):
-        moves = [[short(v["attempt"]), v["step"], short(v["action"]), v["V_next"]] for v in visits]
-        text += "\n\n" + table(["attempt", "step", "action", "V_next"], moves, "all visits to this state")
-    emit(found, as_json, f"{text}\n\n{_sentence(found)}")
+        return _why_node(source, node, options)
+    if node:
+        raise UserError(f"{source} is a file of steps, which has no node '{node}'")
+    graph, doubts = _graph(source, options)
+    if options.task is None or attempt is None or step is None:
+        raise UserError("a step of a file is named by --task, --attempt and --step")
+    found = graph.why(options.task, attempt, step, options.level)
+    return replace(found, caveats=(*doubts, *graph.doubts()))
 
 
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else short(value)
+def _why_node(source: Path, node: str, options: Options) -> StepCredit | RuleNumbers:
+    """Of the credit that a run stores, unless options ask for another; else computed now."""
+    with Run.open(source) as run:
+        name = run.find(node)
+        stored = [] if options.model_fields_set else run.annotations(name="why", node=name)
+        group = run.tree_info(run.node(name).tree).group
+        for annotation in sorted(stored, key=lambda annotation: annotation.maker != MAKER):
+            numbers = dict(annotation.value)
+            if annotation.maker == MAKER:
+                return codec.from_json(StepCredit, {"node": name, **numbers}, f"{source}, node {name}")
+            return RuleNumbers(name, annotation.maker, numbers, meanings(run).get(annotation.maker, {}))
+    graph, doubts = _graph(source, options.model_copy(update={"group": options.group or group or None}))
+    return replace(graph.why_node(name, options.level), caveats=(*doubts, *graph.doubts()))
 
 
-def _finding(run: Path, node: str, value: dict[str, Any], options: Options) -> Finding:
+def _finding(run: Path, node: str, value: StepNumbers, options: Options) -> Finding:
     """A decisive step, as the run keeps it."""
-    numbers = {
-        name: value[name] for name in ("A", "difference", "interval", "p", "p_corrected", "takers", "others") if name in value
-    }
+    names = ("A", "difference", "interval", "p", "p_corrected", "takers", "others")
+    numbers = {name: getattr(value, name) for name in names}
     do = f"ramify fork {run} {node[:12]} samples what else could have been done there"
     settings = options.to_json()
     return Finding(
-        "decisive step", "graph-credit mark", _sentence(value), node, 0, do, value["difference"], "reward", numbers, settings
+        "decisive step", "graph-credit mark", value.sentence(), node, 0, do, value.difference, "reward", numbers, settings
     )
 
 
-def _sentence(found: dict[str, Any]) -> str:
-    """Whether a step's credit is more than chance."""
-    if found["decisive"] is None:
-        return (
-            "no attempt did anything else when it was first in this state, so the step cannot be compared: its credit may be "
-            "chance"
-        )
-    comparison = (
-        f"rewards {found['difference']:+.3g} against {plural(found['others'], 'other')} in its state, corrected p "
-        f"{found['p_corrected']:.2g}"
-    )
-    return f"the step {'stands' if found['decisive'] else 'does not stand'} out of chance: {comparison}"
-
-
-def _apart(source: Any, target: Any, action: str, width: int = 40) -> list[str]:
-    """Two states with the action between; long ones from shortly before the first character in which they differ."""
-    keys = [state["key"] if isinstance(state, dict) and state.keys() == {"key"} else state for state in (source, target)]
-    old, new = (key if isinstance(key, str) else canonical(key) for key in keys)
-    alike = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), 0)
-    cut = max(0, alike - width // 3) if max(len(old), len(new)) > width else 0
-    before, after = (short("…" * (cut > 0) + text[cut:], width) for text in (old, new))
-    return [before, action, after]
-
-
-def _sampling(graph: StateGraph, task: str | None, form: str) -> str:
+def _drawn(graph: StateGraph, task: str | None, form: str) -> str:
     if form == "json":
         return json.dumps(graph.to_json(task), ensure_ascii=False) + "\n"
     return graph.graph.to_dot(task, {"value": ["-" if v is None else f"{v:.4g}" for v in graph.state_values()]})
