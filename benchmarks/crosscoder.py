@@ -111,7 +111,7 @@ def residual(peer: str) -> None:
     ):
         d = Dictionary(DictionaryConfig(width=SHAPE.width, features=features, k=k, **shape), seed)
         fit(d, x, FitConfig(steps=steps, batch=batch, lr=2e-3, **loss), seed)
-        found[name] = 1 - float(np.mean(quality(d, x)["fve"]))
+        found[name] = 1 - float(np.mean(quality(d, x).fve))
     mean, scale = moments(x)
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "x.npy", ((x - mean) / scale).astype(np.float32))

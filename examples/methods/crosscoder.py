@@ -43,7 +43,7 @@ def main(models, tool, plain):
     states = capture(models, [*tool, *plain])
     dictionary = Dictionary(DictionaryConfig(width=states.shape[2], features=256, k=12, exclusive=0.1))
     found = fit(dictionary, states, FitConfig(steps=200, batch=128, lr=2e-3))
-    print(f"variance explained {np.round(found['fve'], 2)}, active {found['l0']}, dead {found['dead']:.0%}")
+    print(f"variance explained {np.round(found.fve, 2)}, active {found.l0}, dead {found.dead:.0%}")
     codes = encode_rows(dictionary, states)
     ranked = rank_features(dictionary, codes[: len(tool)], codes[len(tool) :], "a")
     for one in ranked[:5]:

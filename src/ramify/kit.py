@@ -224,7 +224,7 @@ def keep(source: Path, maker: str, result: Any) -> str:
     from ramify.trace import sources
     from ramify.trace.node import KeptResult
 
-    return sources.keep(source, [KeptResult(maker, result.to_json(), to_data(result.sections()))])
+    return sources.keep(source, [KeptResult(maker, result.to_keep(), to_data(result.sections()))])
 
 
 class Verb:

@@ -17,6 +17,7 @@ pytest.importorskip("inspect_ai", reason="inspect_ai is not installed: STEERING 
 from ramify.base.errors import UserError
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig
+from ramify.methods.crosscoder.record import CapturedFrom
 from ramify.model.tokenizer import HfTokenizer
 
 CODE = """
@@ -56,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         own = word / np.linalg.norm(word) + aside[i] / 48**0.5
         dictionary.decoder.data[i, 0] = dictionary.decoder.new_tensor(own / np.linalg.norm(own))
     name = f"hf:{folder / 'model'}"
-    dictionary.save(folder / "dictionary", {"tuned": name, "base": name, "layer": 2})
+    dictionary.save(folder / "dictionary", CapturedFrom(name, name, 2))
     return folder
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ def _steered(rep: Repetition, planted: bool) -> list[str]:
         for i in range(SIZE):
             own = word / word.norm() + aside[i] / BROAD**0.5
             made.decoder.data[i, 0] = own / own.norm() * made.decoder.data[i, 0].norm()
-    made.save(rep.folder / "dictionary", json.loads((rep.folder / "states" / "states.json").read_text()))
+    made.save(rep.folder / "dictionary", States.load(rep.folder / "states").about)
     named = ["+".join(str(SIZE * j + i) for i in range(SIZE)) for j in range(SETS)]
     score = f"python:{__name__}:{'names_it' if planted else 'names_even'}"
     options = ("--sets", ",".join(named), "--gains", "", "--clamps", CLAMPS, "--budgets", 1, "--raw", "--seed", rep.seed)

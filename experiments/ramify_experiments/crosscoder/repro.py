@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ramify.base import codec
 from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.interp.collect import collect
-from ramify.methods.crosscoder.algorithm import SteeringOutcome, best, confirm, grid, outcome, owned, rank_features, search
+from ramify.methods.crosscoder.algorithm import best, confirm, grid, outcome, owned, rank_features, search
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows, fit, latent_scaling, quality
+from ramify.methods.crosscoder.record import SteeringOutcome
 from ramify.methods.crosscoder.settings import DictionaryConfig, FitConfig
 from ramify.methods.crosscoder.steer import StateChange, clamp, reconstruct, scale
 from ramify.train.batch import Row
@@ -69,7 +71,7 @@ def recover(
     own, fires, x = planted(seed, rows)
     held, fires, x = x[:4096], fires[:4096], x[4096:]
     d = Dictionary(DictionaryConfig(width=WIDTH, features=192, k=8, exclusive=exclusive, start=start, topk=topk), seed)
-    dead = fit(d, x, FitConfig(steps=steps, batch=256, lr=2e-3, **loss), seed)["dead"]
+    dead = fit(d, x, FitConfig(steps=steps, batch=256, lr=2e-3, **loss), seed).dead
     found = torch.nn.functional.normalize(d.directions(0), dim=1).numpy()
     cosine = own @ found.T
     named = [i for i, one in owned(d, held, "a").items() if one.own]
@@ -84,7 +86,7 @@ def recover(
     left = a - b @ np.linalg.lstsq(b, a, rcond=None)[0]
     components = np.linalg.svd(left, full_matrices=False)[2][:OWN]
     return {
-        "fve": quality(d, held)["fve"],
+        "fve": quality(d, held).fve,
         "cosine": float(cosine.max(axis=1).min()),
         "in block": int((cosine.argmax(axis=1) < d.own).sum()),
         "named": int((cosine[:, named].max(axis=1, initial=0) >= 0.95).sum()),
@@ -268,7 +270,7 @@ def study(seed: int, rows: int = 4000, steps: int = 900, randoms: int = 20) -> d
     for name, exclusive in (("partitioned", 0.1), ("plain", 0.0)):
         d = Dictionary(DictionaryConfig(width=SHAPE.width, features=256, k=12, exclusive=exclusive), seed)
         found = fit(d, np.concatenate([tool, plain]), FitConfig(steps=steps, batch=256, lr=2e-3), seed)
-        made[name] = {"fve": found["fve"], "l0": found["l0"], "dead": found["dead"]} | steering(
+        made[name] = {"fve": found.fve, "l0": found.l0, "dead": found.dead} | steering(
             d, pair, tool, plain, select, held, randoms, seed
         )
         if name == "partitioned":
@@ -277,7 +279,7 @@ def study(seed: int, rows: int = 4000, steps: int = 900, randoms: int = 20) -> d
     twice = np.concatenate([tool, plain])[:, [1, 1]]
     d = Dictionary(matched.config, seed)
     found = fit(d, twice, FitConfig(steps=steps, batch=256, lr=2e-3), seed)
-    about["base against base"] = {"l0": found["l0"], "own": sum(one.own for one in owned(d, twice).values())}
+    about["base against base"] = {"l0": found.l0, "own": sum(one.own for one in owned(d, twice).values())}
     mismatched = Dictionary(matched.config, seed)
     scored = np.concatenate([(part - part.mean(axis=0)) / part.std(axis=0) for part in (tool, plain)]).astype(np.float32)
     fit(mismatched, scored, FitConfig(steps=steps, batch=256, lr=2e-3, normalise="none"), seed)
@@ -320,9 +322,9 @@ def steering(
         "cell": cell.name,
         "d rank": ranked.index(cell.features[0]) if cell.features[0] in ranked else -1,
         "tool-signed": len(ranked),
-        "confirmed": [one.to_json() for one in table],
+        "confirmed": codec.to_json(table),
         "average": {"clamp": value, "lifts": every},
-        "ablated": outcome("", clean, calls(c := scale(d, held_codes, [cell.features[0]], 0.0)), c, at[:, 0]).to_json(),
+        "ablated": codec.to_json(outcome("", clean, calls(c := scale(d, held_codes, [cell.features[0]], 0.0)), c, at[:, 0])),
         "highest d": max((one.lift for c_, one in zip(cells, found, strict=True) if c_.features[0] in ranked[:1]), default=None),
         "latent scaling": None if np.isnan(scaling) else scaling,
         "relative norm": float(d.relative_norm()[cell.features[0]]),
@@ -350,7 +352,7 @@ def reconstructions(
     for name, d in dictionaries.items():
         changes = [reconstruct(d, at, target) for target in (0, 1)]
         found[name] = [CallScore(model, *held).named(change) for model, change in zip(pair, changes, strict=True)]
-        found[f"{name}, cosine"] = quality(d, at)["cosine"]
+        found[f"{name}, cosine"] = quality(d, at).cosine
     return found
 
 
@@ -427,7 +429,9 @@ def _pair(checks: Checks, studies: list[dict[str, Any]]) -> None:
 def _steered(checks: Checks, kind: str, studies: list[dict[str, Any]]) -> list[float]:
     """What steering with one kind of dictionary did; the lift of each study's best single feature."""
     got, parted = columns(studies), kind == "partitioned"
-    tables = [{row["name"]: SteeringOutcome(**row) for row in one["confirmed"]} for one in studies]
+    tables = [
+        {row["name"]: codec.from_json(SteeringOutcome, row, "a confirmed change") for row in one["confirmed"]} for one in studies
+    ]
     chosen = [table[one["cell"]] for table, one in zip(tables, studies, strict=True)]
     lifts = [one.lift for one in chosen]
     chance = np.array([[row.lift for name, row in table.items() if name.startswith("random")] for table in tables])

@@ -19,8 +19,8 @@ from ramify.integrations.inspect import as_message
 from ramify.integrations.inspect_out import require_inspect
 
 if TYPE_CHECKING:
-    from ramify.methods.crosscoder.algorithm import Steering
     from ramify.methods.crosscoder.dictionary import Dictionary
+    from ramify.methods.crosscoder.record import Steering
     from ramify.methods.crosscoder.run import Checkpoints
 
 
@@ -53,8 +53,8 @@ def inspect_steering(
     require_inspect()
     from inspect_ai.solver import solver
 
-    from ramify.methods.crosscoder.algorithm import Steering
     from ramify.methods.crosscoder.dictionary import Dictionary
+    from ramify.methods.crosscoder.record import Steering
     from ramify.methods.crosscoder.run import Checkpoints
 
     if (gain is None) == (clamp is None):
@@ -68,8 +68,8 @@ def inspect_steering(
     cell.change(
         made, np.zeros((1, made.config.features), np.float32), "ab".index(target)
     )  # features that are not there are refused now
-    names = tuned or about["tuned"], base or about["base"]
-    models = Checkpoints.open(*names, int(about["layer"]), bool(about.get("other_tokenizer")))
+    names = tuned or about.tuned, base or about.base
+    models = Checkpoints.open(*names, about.layer, about.other_tokenizer)
     steered = _Steered(models, made, cell, target, random, seed, None if raw else names[0], max_tokens, temperature)
 
     def made_here() -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from ramify.base import codec, notebook
@@ -19,6 +19,9 @@ MOST_ROWS = 100
 """Rows of one table on a page, and texts to unfold of one section."""
 Cell = str | bool | int | float | None
 """Of a table: text, a number (:func:`ramify.render.numbers.number`), yes or no, None for nothing."""
+
+CALL: Mapping[str, Any] = {"kept": False}
+"""Metadata of a field that is about this call alone, such as what it spent: ``--json`` has it, a run does not keep it."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,11 @@ class Result:
         """Its fields as JSON."""
         made: dict[str, Any] = codec.to_json(self)
         return made
+
+    def to_keep(self) -> dict[str, Any]:
+        """The same without what is about this call alone (:data:`CALL`)."""
+        passing = {one.name for one in fields(self) if not one.metadata.get("kept", True)}
+        return {name: value for name, value in self.to_json().items() if name not in passing}
 
     def __str__(self) -> str:
         return to_text(self.sections())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.methods.crosscoder.algorithm import (
-    Steering,
     best,
     cohens_d,
     confirm,
@@ -30,6 +31,7 @@ from ramify.methods.crosscoder.algorithm import (
     tool_call,
 )
 from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, encode_rows
+from ramify.methods.crosscoder.record import Confirmed, Steering, SteeringOutcome
 from ramify.methods.crosscoder.steer import StateChange
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
@@ -162,7 +164,7 @@ def test_search_finds_the_handle_and_controls_do_not() -> None:
     assert [one.lift for one in found if one.name.startswith("scale 1 ")] == [0, 0, 0]
     reached = [cell for cell in cells if cell.features != (2,) and (cell.mode, cell.amount) != ("scale", 1)]
     assert score.calls == 1 + len(reached)  # type: ignore[attr-defined] # what adds nothing is not run
-    assert corrected(found)[cells.index(Steering((1,), "clamp", 6))] < 0.01
+    assert (corrected(found)[cells.index(Steering((1,), "clamp", 6))].p_holm or 0) < 0.01
     held, score = along_axis_one(states[20:])
     rows = confirm(d, held, score, Steering((1,), "clamp", 6), {"axis 3": np.eye(6)[3]}, randoms=8)  # type: ignore[arg-type]
     by_name = {row.name: row for row in rows}
@@ -187,14 +189,17 @@ def test_an_outcome_is_paired() -> None:
 def test_a_change_stands_out_only_above_chance_and_random_directions() -> None:
     from ramify.methods.crosscoder.report import verdict
 
-    chosen = {"name": "clamp 6 of 1", "score": 0.8, "lift": 0.5, "p": 0.01}
-    randoms = [{"name": f"random {i}", "score": 0.4} for i in range(19)]
+    def made(name: str, score: float, lift: float = 0.0, p: float = 1.0) -> SteeringOutcome:
+        return SteeringOutcome(name, score, lift, None, 0, 0, p, 10, 1.0, 1.0)
+
+    chosen = made("clamp 6 of 1", 0.8, 0.5, 0.01)
+    randoms = [made(f"random {i}", 0.4) for i in range(19)]
     assert verdict([chosen, *randoms]).startswith("clamp 6 of 1 raises the score")
     for rows in (
         [chosen, *randoms[:18]],  # too few to say
-        [chosen, {"name": "random 0", "score": 0.8}, *randoms[1:]],
-        [chosen | {"p": 0.2}, *randoms],
-        [chosen | {"lift": -0.5}, *randoms],
+        [chosen, made("random 0", 0.8), *randoms[1:]],
+        [replace(chosen, p=0.2), *randoms],
+        [replace(chosen, lift=-0.5), *randoms],
         [chosen],
     ):
         assert verdict(rows).startswith("Nothing stands out")
@@ -252,10 +257,16 @@ def test_only_the_set_that_does_it_stands_out() -> None:
     assert [name for name, one in found.items() if one.stands_out] == ["2 features"]
     both = found["2 features"]
     assert (both.cell.features, both.p_random) == ((0, 1), 0.05)
-    assert [row.name for row in both.rows] == [both.cell.name, *(f"random {i}" for i in range(19)), "axis 3", "reconstruction"]
-    assert found["4+5"].p == 1.0
-    record = both.to_json()
-    assert (record["features"], record["stands_out"], len(record["confirmed"])) == ([0, 1], True, 22)
+    assert [row.name for row in both.confirmed] == [
+        both.cell.name,
+        *(f"random {i}" for i in range(19)),
+        "axis 3",
+        "reconstruction",
+    ]
+    assert found["4+5"].p_holm == 1.0
+    record = codec.to_json(both)
+    assert (record["cell"]["features"], record["stands_out"], len(record["confirmed"])) == ([0, 1], True, 22)
+    assert codec.from_json(Confirmed, record, "") == both
     few = confirm_sets(d, parts, (scores(parts[0]), scores(parts[1])), groups, {}, randoms=18)
     assert not any(one.stands_out for one in few)
 

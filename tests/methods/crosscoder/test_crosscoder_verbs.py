@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     found = told(capsys)
     assert set(found) >= {"fve", "l0", "dead"}
     d, about = Dictionary.load(made)
-    assert about["layer"] == 2
+    assert about.layer == 2
     assert d.own == 4
     assert run("crosscoder", "rank", made, states, "--partition", "all", "--out", tmp_path / "rank.csv", "--json")[0] == 0
     ranked = told(capsys)["features"]
@@ -117,13 +118,19 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     assert {row["n"] for row in result["confirmed"]} == {8}
     names = [row["name"] for row in result["confirmed"]]
     assert names == [result["chosen"], "random 0", "random 1", "tool - plain", "tuned - base", "reconstruction"]
-    assert len(result["windows"]["base, reconstructed"]) == 2
+    assert len(result["windows"]["scores"]["base, reconstructed"]) == 2
     lines = scores(study)
+    assert run("crosscoder", *steer[:5], "--out", tmp_path / "none", *steer[7:], *options, "--dry-run")[0] == 0
+    # 4 prompts choose among 6 cells, 8 confirm the best beside 5 controls; both models are scored clean and reconstructed
+    assert told(capsys)["cost_estimate"] == {"prompts": 12, "cells": 6, "replies": 4 * 7 + 8 * 11, "tokens to sample": 3 * 116}
+    assert not (tmp_path / "none").exists()
     assert run("crosscoder", *steer, *options)[0] == 0
     assert told(capsys) == result | {"spent": {}}
     assert scores(study) == lines  # nothing ran again
     with Run.open(study) as kept:
         (found,) = kept.findings()
+        (held,) = kept.results("crosscoder steer")
+        assert "spent" not in held.result
         assert (kept.kind, found.why) == ("crosscoder steer", result["verdict"])
     assert run("crosscoder", "report", study, "--out", tmp_path / "report.md")[0] == 0
     text = (tmp_path / "report.md").read_text()
@@ -157,15 +164,20 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     ]
     assert run("crosscoder", *steer[:5], "--out", tmp_path / "sets", *steer[7:], *sets)[0] == 0
     result = told(capsys)
-    assert [(one["name"], len(one["features"])) for one in result["sets"]] == [("1 feature", 1), ("2 features", 2), ("3+9+1", 3)]
+    assert [(one["name"], len(one["cell"]["features"])) for one in result["sets"]] == [
+        ("1 feature", 1),
+        ("2 features", 2),
+        ("3+9+1", 3),
+    ]
     assert len(result["search"]) == 2 * (3 + 1 + 1)
     assert result["verdict"] == (
         "Nothing stands out: of 3 sets, none raises the score by more than chance and by more than random sets of its size and "
         "norms, corrected over them."
     )
-    assert run("crosscoder", "report", tmp_path / "sets")[0] == 0
+    assert run("crosscoder", "report", tmp_path / "sets", "--out", tmp_path / "sets.md")[0] == 0
     shown = capsys.readouterr().out
-    assert "| 3+9+1 | scale" in shown
+    assert "| 3+9+1 | scale" in (tmp_path / "sets.md").read_text()
+    assert re.search(r"^3\+9\+1 +scale", shown, re.MULTILINE)
     assert "random sets of the same length do as well" in shown
     assert run("crosscoder", *steer[:5], "--out", tmp_path / "no", *steer[7:], "--sizes", "50", "--top", 4)[0] == 2
     assert "are tried (--top, --features)" in capsys.readouterr().err
@@ -204,7 +216,7 @@ def test_directions_of_one_model_are_called_its_own(tmp_path: Path, capsys: pyte
     assert run("crosscoder", "train", tmp_path / "states", "--out", tmp_path / "made", *options)[0] == 0
     found = told(capsys)
     assert found["own"]
-    assert found["base against base"]["own"] == []
+    assert found["base_against_base"]["own"] == []
     assert found["verdict"].endswith("Of the base against itself: 0.")
     own = Dictionary.load(tmp_path / "made")[0].directions(0)[found["own"]].numpy()
     cosine = directions @ (own / np.linalg.norm(own, axis=1, keepdims=True)).T

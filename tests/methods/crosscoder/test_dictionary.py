@@ -24,6 +24,7 @@ from ramify.methods.crosscoder.dictionary import (
     moments,
     quality,
 )
+from ramify.methods.crosscoder.record import CapturedFrom, DictionaryAbout
 
 SHAPE: dict[str, Any] = {"width": 8, "features": 20, "k": 4, "exclusive": 0.2}
 
@@ -57,10 +58,10 @@ def test_forbidden_weights_are_zero_always(tmp_path: Path) -> None:
         for options in ({}, {"l1_exclusive": 0.1, "l1_exclusive_covers_shared": True}, {"l1_reduction": "norm", "auxk": 0.1}):
             fit(d, states(), FitConfig(steps=steps, batch=16, lr=0.1, dead_after=1, **options))
             assert blank(d)
-    d.save(tmp_path, {"layer": 3})
+    d.save(tmp_path, CapturedFrom(layer=3))
     loaded, about = Dictionary.load(tmp_path)
     assert blank(loaded)
-    assert about == {"layer": 3}
+    assert about == DictionaryAbout(layer=3)
     assert blank(loaded.half())
     loaded.save(tmp_path / "half")
     assert blank(Dictionary.load(tmp_path / "half")[0])
@@ -133,14 +134,14 @@ def test_training_and_use_see_the_same_units(tmp_path: Path) -> None:
     d.save(tmp_path)
     loaded, _ = Dictionary.load(tmp_path)
     again = quality(loaded, x)
-    assert again["cosine"] == pytest.approx(found["cosine"], abs=1e-6)
-    assert again["fve"] == pytest.approx(found["fve"], abs=1e-6)
-    assert min(again["fve"]) > 0.5
+    assert again.cosine == pytest.approx(found.cosine, abs=1e-6)
+    assert again.fve == pytest.approx(found.fve, abs=1e-6)
+    assert min(again.fve) > 0.5
     assert np.array_equal(encode_rows(loaded, x), encode_rows(d, x))
     # the mismatch of the paper's code: weights for normalised states, fed raw ones
     loaded.mean.zero_()
     loaded.scale.fill_(1)
-    assert max(quality(loaded, x)["fve"]) < min(again["fve"]) - 0.2
+    assert max(quality(loaded, x).fve) < min(again.fve) - 0.2
 
 
 def test_one_normaliser_for_all_rows() -> None:
@@ -193,9 +194,9 @@ def test_dead_features_are_counted_and_revived() -> None:
     options = {"steps": 150, "batch": 64, "lr": 0.01, "dead_after": 256, "l1_shared": 0.0}
     before = fit(dead, x, FitConfig(**options))
     after = fit(live, x, FitConfig(**options, auxk=1 / 32))
-    assert before["dead"] > 0.3
-    assert before["never"] > 0.3
-    assert after["dead"] < before["dead"] - 0.2
+    assert before.dead > 0.3
+    assert before.never > 0.3
+    assert after.dead < before.dead - 0.2
 
 
 def test_the_same_seed_trains_the_same_weights() -> None:
@@ -288,9 +289,9 @@ def test_bad_files(tmp_path: Path) -> None:
 def test_one_model_is_an_ordinary_autoencoder() -> None:
     d = Dictionary(DictionaryConfig(width=8, features=16, k=3, models=1))
     found = fit(d, states(200, models=1), FitConfig(steps=200, batch=64, lr=0.01, l1_shared=0.0))
-    assert len(found["fve"]) == 1
-    assert found["fve"][0] > 0.4
-    assert found["l0"]["all"] <= 3
+    assert len(found.fve) == 1
+    assert found.fve[0] > 0.4
+    assert found.l0["all"] <= 3
 
 
 def test_a_sum_over_active_features_is_the_product_with_all() -> None:
@@ -309,7 +310,7 @@ def test_a_kept_threshold_lets_k_fire_on_average(tmp_path: Path) -> None:
     x = np.maximum(states(800, models=2), 0)
     d = Dictionary(DictionaryConfig(**SHAPE))
     found = fit(d, x, FitConfig(steps=100, batch=64, lr=0.01))
-    assert found["l0"]["all"] == pytest.approx(4, abs=0.1)
+    assert found.l0["all"] == pytest.approx(4, abs=0.1)
     codes = encode_rows(d, x)
     counts = (codes > 0).sum(axis=1)
     assert counts.min() < 4 < counts.max()

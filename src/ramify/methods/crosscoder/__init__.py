@@ -18,13 +18,13 @@ COMPONENTS: dict[str, tuple[str, ...]] = {}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
-    from ramify.methods.crosscoder.algorithm import Confirmed as Confirmed
-    from ramify.methods.crosscoder.algorithm import RankedFeature as RankedFeature
-    from ramify.methods.crosscoder.algorithm import Steering as Steering
     from ramify.methods.crosscoder.algorithm import confirm as confirm
     from ramify.methods.crosscoder.algorithm import confirm_sets as confirm_sets
     from ramify.methods.crosscoder.algorithm import rank_features as rank_features
     from ramify.methods.crosscoder.algorithm import search as search
+    from ramify.methods.crosscoder.record import Confirmed as Confirmed
+    from ramify.methods.crosscoder.record import RankedFeature as RankedFeature
+    from ramify.methods.crosscoder.record import Steering as Steering
     from ramify.methods.crosscoder.run import CachedScores as CachedScores
     from ramify.methods.crosscoder.run import Checkpoints as Checkpoints
     from ramify.methods.crosscoder.run import States as States
@@ -34,7 +34,8 @@ else:
     __all__, __getattr__ = public(
         __name__,
         {
-            "algorithm": "RankedFeature rank_features Steering search confirm Confirmed confirm_sets",
+            "algorithm": "rank_features search confirm confirm_sets",
+            "record": "Confirmed RankedFeature Steering",
             "run": "Checkpoints States capture CachedScores export",
         },
     )

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows, latent_scaling
-from ramify.methods.crosscoder.steer import StateChange, along, clamp, random_like, random_set, reachless, reconstruct, scale
+from ramify.methods.crosscoder.record import Confirmed, Owned, RankedFeature, Steering, SteeringOutcome
+from ramify.methods.crosscoder.steer import StateChange, along, random_like, reachless, reconstruct
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
 from ramify.stats.ranking import auroc
@@ -23,6 +24,8 @@ from ramify.stats.tests import sign_test
 
 Objective = Callable[[StateChange | None], np.ndarray]
 """A score for each of N prompts, float or bool (N,), under a change of one model's states; None is the model as it is."""
+LEVEL = 0.05
+"""What stands out does so at this level."""
 
 
 # --- choosing features (3.6) ---------------------------------------------------------------------------------------------------
@@ -38,29 +41,6 @@ def cohens_d(tool: np.ndarray, plain: np.ndarray) -> np.ndarray:
     a, b = np.asarray(tool, np.float64), np.asarray(plain, np.float64)
     spread = np.sqrt((a.var(axis=0, ddof=1) + b.var(axis=0, ddof=1)) / 2)
     return np.asarray((a.mean(axis=0) - b.mean(axis=0)) / np.where(spread > 0, spread, np.inf))
-
-
-@dataclass(frozen=True, slots=True)
-class RankedFeature:
-    """One feature as a detector of the corpus that is of interest."""
-
-    feature: int
-    partition: str
-    d: float
-    """Cohen's d."""
-    auroc: float
-    """Ties counted half, so a feature that fires on 43 % and 1 % has 0.71."""
-    fires_tool: float
-    """Share of the corpus' rows on which it is above ``threshold``."""
-    fires_plain: float
-    mean_tool: float
-    """Mean activation on the corpus."""
-    relative_norm: float
-    """1 writes to the tuned model alone, 0 to the base alone, 0.5 to both alike."""
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON form."""
-        return asdict(self)
 
 
 def rank_features(
@@ -88,18 +68,6 @@ def rank_features(
         )
         for i in chosen[np.argsort(-d[chosen], kind="stable")]
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Owned:
-    """Whether a feature of a dictionary is the tuned model's own."""
-
-    latent_scaling: float | None
-    """How much of it is in the base after all: 0 none, 1 as much; None where it never fires."""
-    p: float
-    """Of "a tenth of it or more is in the base", Holm's over the partition."""
-    own: bool
-    """That is refuted: p is at most the level."""
 
 
 def owned(dictionary: Dictionary, states: np.ndarray, partition: str = "a", level: float = 0.05) -> dict[int, Owned]:
@@ -152,30 +120,6 @@ def tool_call(text: str, names: Sequence[str], rule: Literal["exact", "toolrl"] 
 # --- steering ------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Steering:
-    """One way to steer: features, ``scale`` by or ``clamp`` to an amount."""
-
-    features: tuple[int, ...]
-    mode: Literal["scale", "clamp"]
-    amount: float
-
-    @property
-    def name(self) -> str:
-        """Such as ``scale 32 of 11``."""
-        return f"{self.mode} {self.amount:g} of {','.join(map(str, self.features))}"
-
-    def change(self, dictionary: Dictionary, codes: np.ndarray, target: int = 0) -> StateChange:
-        """What it adds at prompts with these activations [N, F]."""
-        return (scale if self.mode == "scale" else clamp)(dictionary, codes, self.features, self.amount, target)
-
-    def random(self, dictionary: Dictionary, codes: np.ndarray, seed: int, completion: int, target: int = 0) -> StateChange:
-        """The same with a random direction of the same norm instead of each feature's, as long at each prompt as the change."""
-        active = codes[:, list(self.features)]
-        amounts = (self.amount - 1) * active if self.mode == "scale" else self.amount - active
-        return random_set(dictionary, amounts, self.features, self.change(dictionary, codes, target), seed, completion, target)
-
-
 def grid(features: Iterable[int | Sequence[int]], gains: Iterable[float] = (), clamps: Iterable[float] = ()) -> list[Steering]:
     """Every feature, or set of features changed together, with every gain and every fixed value."""
     chosen = [(one,) if isinstance(one, int) else tuple(one) for one in features]
@@ -205,33 +149,6 @@ def feature_sets(
             raise UserError(f"--sets: '{text}' is no set of features: write numbers with '+', each once, such as 3+7+11")
         found[text] = [tuple(map(int, parts))]
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class SteeringOutcome:
-    """What a change did to the score of N prompts, against the clean model on the same prompts."""
-
-    name: str
-    score: float
-    lift: float
-    """Mean difference to the clean score."""
-    interval: tuple[float, float] | None
-    """Student interval of the paired difference; None below two prompts."""
-    rescued: int
-    """Prompts with a higher score than clean ..."""
-    broken: int
-    """... and with a lower one."""
-    p: float
-    """Two-sided sign test of the two (McNemar's exact test where scores are right or wrong)."""
-    n: int
-    coverage: float
-    """Share of prompts on which a feature fired, so that scaling can do anything at all."""
-    size: float
-    """Mean length of the change over that of the state it is added to."""
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON form."""
-        return asdict(self)
 
 
 def outcome(name: str, clean: np.ndarray, scored: np.ndarray, change: StateChange, states: np.ndarray) -> SteeringOutcome:
@@ -266,9 +183,9 @@ def search(
     return out
 
 
-def corrected(outcomes: Sequence[SteeringOutcome]) -> list[float]:
-    """Holm's p-values over a whole grid."""
-    return holm([one.p for one in outcomes])
+def corrected(outcomes: Sequence[SteeringOutcome]) -> list[SteeringOutcome]:
+    """The outcomes of a whole grid with Holm's p-values over it."""
+    return [replace(one, p_holm=p) for one, p in zip(outcomes, holm([one.p for one in outcomes]), strict=True)]
 
 
 def best(cells: Sequence[Steering], outcomes: Sequence[SteeringOutcome]) -> Steering:
@@ -307,38 +224,6 @@ def _controls(
     lengths = np.asarray(np.linalg.norm(change.delta, axis=1))
     found = {name: StateChange(along(v, lengths, len(lengths)).delta, change.fired) for name, v in directions.items()}
     return found | {"reconstruction": reconstruct(dictionary, states, target)}
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """The best cell of one set (or size) on prompts that did not choose it, and what chance comes to over all sets."""
-
-    name: str
-    cell: Steering
-    rows: tuple[SteeringOutcome, ...]
-    """The cell's outcome, those of its random sets, the simple directions', the reconstruction's."""
-    p: float
-    """Sign test of the cell's outcome, Holm's over the sets."""
-    p_random: float
-    """Chance that random directions instead of all features, searched in the same way, have a set that lifts the score as much:
-    (1 + samples with one) / (1 + samples). Counting the best set of each sample corrects over the sets."""
-
-    @property
-    def stands_out(self) -> bool:
-        """It raises the score, by more than chance and by more than random sets, at 5 % over all sets together."""
-        return self.rows[0].lift > 0 and self.p <= 0.05 and self.p_random <= 0.05
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON form."""
-        return {
-            "name": self.name,
-            "features": list(self.cell.features),
-            "chosen": self.cell.name,
-            "p_holm": self.p,
-            "p_random": self.p_random,
-            "stands_out": self.stands_out,
-            "confirmed": [row.to_json() for row in self.rows],
-        }
 
 
 def confirm_sets(
@@ -397,18 +282,17 @@ def confirm_sets(
         others = _controls(dictionary, states[1], change, directions, target)
         controls = [confirmed(label, one) for label, one in others.items()]
         rows[name] = (confirmed(cell.name, change), *(completion[name] for completion in sampled), *controls)
-    signs = holm([found[0].p for found in rows.values()])
-    return [
-        Confirmed(name, chosen[name], found, p, (1 + sum(top >= found[0].lift for top in tops)) / (1 + randoms))
-        for (name, found), p in zip(rows.items(), signs, strict=True)
-    ]
+    found = []
+    for (name, some), p in zip(rows.items(), holm([some[0].p for some in rows.values()]), strict=True):
+        p_random = (1 + sum(top >= some[0].lift for top in tops)) / (1 + randoms)
+        stands_out = some[0].lift > 0 and max(p, p_random) <= LEVEL
+        found.append(Confirmed(name, chosen[name], p, p_random, stands_out, some))
+    return found
 
 
-def sets_best(sets: Sequence[Confirmed]) -> tuple[Steering, list[SteeringOutcome]]:
-    """The cell and the rows of the set that is reported first:
-    one that stands out before others, then by lift, then the shortest change."""
-    first = min(sets, key=lambda one: (not one.stands_out, -one.rows[0].lift, one.rows[0].size))
-    return first.cell, [*first.rows]
+def sets_best(sets: Sequence[Confirmed]) -> Confirmed:
+    """The set that is reported first: one that stands out before others, then by lift, then the shortest change."""
+    return min(sets, key=lambda one: (not one.stands_out, -one.confirmed[0].lift, one.confirmed[0].size))
 
 
 def no_reach(dictionary: Dictionary, cells: Iterable[Steering], target: int) -> str:

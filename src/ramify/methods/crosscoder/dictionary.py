@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from safetensors.torch import load_file, save
 from scipy.stats import norm
 from torch import Tensor, nn
 
+from ramify.base import codec
 from ramify.base.config import check
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import read_record, refusal, write_whole
 from ramify.base.seeds import derive_key, generator
+from ramify.methods.crosscoder.record import CapturedFrom, DictionaryAbout, FitQuality, Quality
 from ramify.methods.crosscoder.settings import OWN, PARTITIONS, DictionaryConfig, FitConfig, Normalise
 
 SPARSE = 32
@@ -36,6 +39,14 @@ zeros."""
 
 CLIP_NORM = 1.0
 """Largest gradient norm of a step in training: one batch of outliers moves the dictionary no further than others do."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A dictionary's ``dictionary.json``."""
+
+    shape: dict[str, Any]
+    about: DictionaryAbout
 
 
 class Dictionary(nn.Module):
@@ -165,30 +176,30 @@ class Dictionary(nn.Module):
 
     # -- files
 
-    def save(self, folder: Path | str, about: dict[str, Any] | None = None) -> None:
+    def save(self, folder: Path | str, about: CapturedFrom | None = None) -> None:
         """Write ``dictionary.safetensors`` (weights and normaliser) and ``dictionary.json`` (shape and ``about``), each whole or
         not at all."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         write_whole(folder / "dictionary.safetensors", save(tensors))
-        record = {"shape": self.config.to_json(), "about": about or {}}
+        record = {"shape": self.config.to_json(), "about": codec.to_json(about or CapturedFrom())}
         write_whole(folder / "dictionary.json", json.dumps(record, indent=1) + "\n")
 
     @classmethod
-    def load(cls, folder: Path | str) -> tuple[Dictionary, dict[str, Any]]:
+    def load(cls, folder: Path | str) -> tuple[Dictionary, DictionaryAbout]:
         """The dictionary in ``folder`` and what was said ``about`` it.
         Raises UserError where it is none, or breaks its own partition."""
         folder = Path(folder)
+        file = folder / "dictionary.json"
+        kept = codec.from_json(_Kept, read_record(file, "the dictionary"), str(file))
         try:
-            record = read_record(folder / "dictionary.json", "the dictionary")
-            shape, about = dict(record["shape"]), dict(record["about"])
             tensors = load_file(folder / "dictionary.safetensors")
         except OSError as error:
             raise refusal(f"{folder} holds no dictionary", error) from error
-        except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        except (ValueError, SafetensorError) as error:
             raise UserError(f"{folder} holds no dictionary: {type(error).__name__} {error}") from error
-        made = cls(check(DictionaryConfig, shape, str(folder / "dictionary.json")))
+        made = cls(check(DictionaryConfig, kept.shape, str(file)))
         own = made.state_dict()
         for name in own.keys() | tensors.keys():
             if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
@@ -198,7 +209,7 @@ class Dictionary(nn.Module):
             weight = getattr(made, name)
             if weight[: made.own, 1:].any() or weight[made.own : 2 * made.own, 0].any():
                 raise UserError(f"{folder / 'dictionary.safetensors'}: '{name}' lets features of one model reach the other")
-        return made, about
+        return made, kept.about
 
 
 def moments(x: np.ndarray, kind: Normalise = "joint", chunk: int = 4096) -> tuple[np.ndarray, np.ndarray]:
@@ -232,14 +243,13 @@ def fit(
     config: FitConfig | None = None,
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
-) -> dict[str, Any]:
+) -> FitQuality:
     """Train ``dictionary`` on hidden states [N, M, D] (a memory-mapped file will do) and return :func:`quality` on a sample of
     them.
 
     The normaliser is measured on ``x`` and kept with the weights. The loss is the mean square error over rows, models and
-    channels plus L1 (3.3); forbidden weights get no gradient and stay exactly 0. Added to the quality: ``dead``, the share of
-    features that did not fire in the last ``dead_after`` rows of training, and ``loss``, (step, loss) at a hundred steps.
-    ``progress(step, loss)`` is called there too. Raises UserError like :func:`moments`.
+    channels plus L1 (3.3); forbidden weights get no gradient and stay exactly 0. ``progress(step, loss)`` is called at
+    a hundred steps. Raises UserError like :func:`moments`.
     """
     c = config or FitConfig()
     device = dictionary.encoder.device
@@ -268,7 +278,7 @@ def fit(
             _threshold(dictionary, sample[np.argsort(np.argsort(chosen))])
         )  # batches as mixed as in training
     dead = float((silent >= min(c.dead_after, c.steps * size)).float().mean())
-    return quality(dictionary, sample) | {"dead": dead, "loss": losses}
+    return FitQuality(**vars(quality(dictionary, sample)), dead=dead, loss=tuple(losses))
 
 
 @torch.no_grad()
@@ -358,12 +368,8 @@ def encode_rows(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> np.
 
 
 @torch.no_grad()
-def quality(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> dict[str, Any]:
-    """How well hidden states [N, M, D] come back, in the models' own units.
-
-    ``fve`` (per model): 1 - squared error over squared distance from the mean; ``cosine`` (per model): mean over rows; ``l0``:
-    active features per row by partition; ``never``: share of features that fire on no row.
-    """
+def quality(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> Quality:
+    """How well hidden states [N, M, D] come back, in the models' own units."""
     device = dictionary.encoder.device
     centre = np.asarray(x, dtype=np.float64).mean(axis=0)
     lost, spread, cosine = (np.zeros(dictionary.config.models) for _ in range(3))
@@ -377,12 +383,12 @@ def quality(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> dict[st
         cosine += F.cosine_similarity(part, back.to(part.dtype), dim=2).double().sum(dim=0).cpu().numpy()
         counts += (f > 0).sum(dim=0).cpu().numpy()
     n = max(1, len(x))
-    return {
-        "fve": (1 - lost / np.maximum(spread, 1e-12)).tolist(),
-        "cosine": (cosine / n).tolist(),
-        "l0": {name: float(counts[dictionary.partition(name)].sum() / n) for name in PARTITIONS},
-        "never": float((counts == 0).mean()),
-    }
+    return Quality(
+        fve=tuple((1 - lost / np.maximum(spread, 1e-12)).tolist()),
+        cosine=tuple((cosine / n).tolist()),
+        l0={name: float(counts[dictionary.partition(name)].sum() / n) for name in PARTITIONS},
+        never=float((counts == 0).mean()),
+    )
 
 
 def latent_scaling(dictionary: Dictionary, x: np.ndarray, features: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:

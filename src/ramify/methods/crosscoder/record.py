@@ -1,50 +1,199 @@
-"""A study of steering as a run: the scores under each change in the journal, what came of them as a finding."""
+"""What is measured of dictionaries, features and changes, as records: of files, journals and results. Needs no torch."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from ramify.base.errors import UserError
-from ramify.methods.crosscoder.report import study_verdict
-from ramify.trace.connect import holds_run
-from ramify.trace.db import Run
-from ramify.trace.node import Finding
+import numpy as np
 
-KIND = "crosscoder steer"
-SCORES, STUDY = "scores", "study"
-"""Kinds of the journal's entries: the scores under one change; all that a study found."""
+from ramify.methods.crosscoder.settings import FitConfig
+
+if TYPE_CHECKING:
+    from ramify.methods.crosscoder.dictionary import Dictionary
+    from ramify.methods.crosscoder.steer import StateChange
 
 
-def begin_study(folder: Path, options: Mapping[str, Any]) -> Run:
-    """The run of a study: a new one, or one that continues.
-    Scores are found by all they depend on, so each call may have other options.
+@dataclass(frozen=True)
+class CapturedFrom:
+    """Where hidden states came from."""
 
-    Raises UserError as :meth:`ramify.trace.db.Run.begin`.
-    """
-    return Run.begin(folder, KIND, {}, options)
-
-
-def keep_study(run: Run, study: Mapping[str, Any]) -> None:
-    """Store what a study found, and its verdict as a finding, instead of that of an earlier call."""
-    known = run.journal(STUDY)
-    chosen, options = study["confirmed"][0], study["about"]["options"]
-    evidence = {"chosen": study["chosen"], "confirmed": study["confirmed"], "sets": study.get("sets", [])}
-    with run.transaction():
-        if not known or known[-1].payload != json.loads(json.dumps(study)):
-            run.log(STUDY, f"{len(known):04d}", study)
-        lift = float(chosen["lift"])
-        run.conclude(KIND, [Finding("steering", KIND, study_verdict(dict(study)), None, 0, "", lift, "score", evidence, options)])
+    tuned: str = ""
+    base: str = ""
+    layer: int = 0
+    """The block after which they were read; 1 is the first."""
+    weights: tuple[str, ...] = ()
+    """Hashes of both models' weights; none where they are not known."""
+    tokenizer: str = ""
+    other_tokenizer: bool = False
 
 
-def read_study(folder: Path) -> dict[str, Any]:
-    """What a study found. Raises UserError where there is none."""
-    if not holds_run(folder):
-        raise UserError(f"{folder} holds no study: `ramify {KIND}` makes one")
-    with Run.open(folder) as run:
-        studies = [entry.payload for entry in run.journal(STUDY)]
-    if not studies:
-        raise UserError(f"{folder} holds no study that came to its end: the same `ramify {KIND}` again continues it")
-    return dict(studies[-1])
+@dataclass(frozen=True, slots=True)
+class KeptScores:
+    """An entry of a study's journal: the scores of some prompts under one change."""
+
+    place: str
+    """Hash of what they depend on beside the change."""
+    change: str
+    scores: list[list[float]]
+    """[prompts, budgets]"""
+    judge: str
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well hidden states come back, in the models' own units."""
+
+    fve: tuple[float, ...]
+    """Per model: 1 - squared error over squared distance from the mean."""
+    cosine: tuple[float, ...]
+    """Per model: mean over rows."""
+    l0: Mapping[str, float]
+    """Active features per row, by partition."""
+    never: float
+    """Share of features that fire on no row."""
+
+
+@dataclass(frozen=True)
+class FitQuality(Quality):
+    """The same of a dictionary that was trained on them."""
+
+    dead: float
+    """Share of features that did not fire in the last rows of training."""
+    loss: tuple[tuple[int, float], ...]
+    """(step, loss) at a hundred steps."""
+
+
+@dataclass(frozen=True)
+class OwnFeatures:
+    """Which features are the tuned model's own, and active features per row."""
+
+    l0: Mapping[str, float]
+    own: tuple[int, ...]
+    tested: int
+    """Features of the block that fire."""
+    highest_d: float | None
+    """The highest d in the block, which needs no difference of the models."""
+
+
+@dataclass(frozen=True)
+class DictionaryAbout(CapturedFrom):
+    """What is kept with a dictionary: whose states it was trained on, how, and what came of it."""
+
+    fit: FitConfig | None = None
+    seed: int = 0
+    quality: FitQuality | None = None
+    own: OwnFeatures | None = None
+    base_against_base: OwnFeatures | None = None
+
+
+@dataclass(frozen=True)
+class RankedFeature:
+    """One feature as a detector of the corpus that is of interest."""
+
+    feature: int
+    partition: str
+    d: float
+    """Cohen's d."""
+    auroc: float
+    """Ties counted half, so a feature that fires on 43 % and 1 % has 0.71."""
+    fires_tool: float
+    """Share of the corpus' rows on which it is above ``threshold``."""
+    fires_plain: float
+    mean_tool: float
+    """Mean activation on the corpus."""
+    relative_norm: float
+    """1 writes to the tuned model alone, 0 to the base alone, 0.5 to both alike."""
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Whether a feature of a dictionary is the tuned model's own."""
+
+    latent_scaling: float | None
+    """How much of it is in the base after all: 0 none, 1 as much; None where it never fires."""
+    p: float
+    """Of "a tenth of it or more is in the base", Holm's over the partition."""
+    own: bool
+    """That is refuted: p is at most the level."""
+
+
+@dataclass(frozen=True)
+class ListedFeature(Owned, RankedFeature):
+    """Both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """One way to steer: features, ``scale`` by or ``clamp`` to an amount."""
+
+    features: tuple[int, ...]
+    mode: Literal["scale", "clamp"]
+    amount: float
+
+    @property
+    def name(self) -> str:
+        """Such as ``scale 32 of 11``."""
+        return f"{self.mode} {self.amount:g} of {','.join(map(str, self.features))}"
+
+    def change(self, dictionary: Dictionary, codes: np.ndarray, target: int = 0) -> StateChange:
+        """What it adds at prompts with these activations [N, F]."""
+        from ramify.methods.crosscoder.steer import clamp, scale
+
+        return (scale if self.mode == "scale" else clamp)(dictionary, codes, self.features, self.amount, target)
+
+    def random(self, dictionary: Dictionary, codes: np.ndarray, seed: int, completion: int, target: int = 0) -> StateChange:
+        """The same with a random direction of the same norm instead of each feature's, as long at each prompt as the change."""
+        from ramify.methods.crosscoder.steer import random_set
+
+        active = codes[:, list(self.features)]
+        amounts = (self.amount - 1) * active if self.mode == "scale" else self.amount - active
+        return random_set(dictionary, amounts, self.features, self.change(dictionary, codes, target), seed, completion, target)
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringOutcome:
+    """What a change did to the score of N prompts, against the clean model on the same prompts."""
+
+    name: str
+    score: float
+    lift: float
+    """Mean difference to the clean score."""
+    interval: tuple[float, float] | None
+    """Student interval of the paired difference; None below two prompts."""
+    rescued: int
+    """Prompts with a higher score than clean ..."""
+    broken: int
+    """... and with a lower one."""
+    p: float
+    """Two-sided sign test of the two (McNemar's exact test where scores are right or wrong)."""
+    n: int
+    coverage: float
+    """Share of prompts on which a feature fired, so that scaling can do anything at all."""
+    size: float
+    """Mean length of the change over that of the state it is added to."""
+    p_holm: float | None = None
+    """Of a search: p, Holm's over all its cells."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it is that of random directions."""
+        return self.name.startswith("random ")
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The best cell of one set (or size) on prompts that did not choose it, and what chance comes to over all sets."""
+
+    name: str
+    cell: Steering
+    p_holm: float
+    """Sign test of the cell's outcome, Holm's over the sets."""
+    p_random: float
+    """Chance that random directions instead of all features, searched in the same way, have a set that lifts the score as much:
+    (1 + samples with one) / (1 + samples). Counting the best set of each sample corrects over the sets."""
+    stands_out: bool
+    """It raises the score, by more than chance and by more than random sets, at 5 % over all sets together."""
+    confirmed: tuple[SteeringOutcome, ...]
+    """The cell's outcome, those of its random sets, the simple directions', the reconstruction's."""

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
-from ramify.base.files import refusal, write_whole
+from ramify.base.files import read_record, refusal, write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.waiting import wait_for
@@ -24,7 +25,7 @@ from ramify.engine.pairs import open_pair
 from ramify.interp.collect import collect
 from ramify.methods.crosscoder.algorithm import tool_call
 from ramify.methods.crosscoder.dictionary import Dictionary
-from ramify.methods.crosscoder.record import SCORES
+from ramify.methods.crosscoder.record import CapturedFrom, KeptScores
 from ramify.methods.crosscoder.steer import StateChange, sample, static_vector
 from ramify.model.chat import RawTemplate
 from ramify.model.protocol import Sampling
@@ -32,6 +33,9 @@ from ramify.rollout.problems import TokenProblem, read_problems
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.judge import Each, Item, Judge, find_judge, judged, truth
 from ramify.trace.db import Run
+
+SCORES = "scores"
+"""Kind of the journal's entries: :class:`KeptScores`."""
 
 
 @dataclass
@@ -92,7 +96,7 @@ class States:
     values: np.ndarray
     tool: np.ndarray
     """Whether a row is of the corpus of interest, bool [N]."""
-    about: dict[str, Any] = field(default_factory=dict)
+    about: CapturedFrom = field(default_factory=CapturedFrom)
 
     def save(self, folder: Path) -> None:
         """Write ``states.npy``, ``tool.npy`` and ``states.json``."""
@@ -100,7 +104,7 @@ class States:
         for name, array in (("states", self.values), ("tool", self.tool)):
             np.save(folder / f".{name}.npy", array, allow_pickle=False)
             (folder / f".{name}.npy").replace(folder / f"{name}.npy")
-        write_whole(folder / "states.json", json.dumps(self.about, indent=1) + "\n")
+        write_whole(folder / "states.json", json.dumps(codec.to_json(self.about), indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> States:
@@ -108,7 +112,7 @@ class States:
         try:
             values = np.load(folder / "states.npy", mmap_mode="r", allow_pickle=False)
             tool = np.load(folder / "tool.npy", allow_pickle=False)
-            about = json.loads((folder / "states.json").read_text(encoding="utf-8"))
+            about = codec.from_json(CapturedFrom, read_record(folder / "states.json", "captured states"), str(folder))
         except OSError as error:
             raise refusal(f"{folder} holds no captured states", error) from error
         except ValueError as error:
@@ -192,9 +196,10 @@ class CachedScores:
         self._key = stable_hash(
             model.identity.weights, str(models.layer), str(self.budgets), name, str(self.stops), json_hash(inputs)
         )
-        for record in () if kept is None else (entry.payload for entry in kept.journal(SCORES)):
-            if record.get("place") == self._key:
-                self.at[record["change"]] = np.asarray(record["scores"], np.float64)
+        for entry in () if kept is None else kept.journal(SCORES):
+            known = codec.from_json(KeptScores, entry.payload, f"{entry.kind} '{entry.key}'")
+            if known.place == self._key:
+                self.at[known.change] = np.asarray(known.scores, np.float64)
 
     def key(self, change: StateChange | None) -> str:
         """The name of a change in the run."""
@@ -207,8 +212,8 @@ class CachedScores:
         if key not in self.at:
             self.at[key] = wait_for(self._run(change))
             if self.kept is not None:
-                row = {"place": self._key, "change": key, "scores": self.at[key].tolist(), "judge": self.judge.identity}
-                self.kept.log(SCORES, stable_hash(self._key, key), row)
+                row = KeptScores(self._key, key, self.at[key].tolist(), self.judge.identity)
+                self.kept.log(SCORES, stable_hash(self._key, key), codec.to_json(row))
                 self.kept.commit()
         return self.at[key][:, -1]
 
