@@ -30,7 +30,7 @@ def main():
 
     # Three independent looks give the first finding a probability of being right.
     case = Localizer(samples=3).run(REPO, ISSUE, "empty-basket")
-    print(case.to_markdown())
+    print(case)
 
     # An agent that solves little without help is told sooner than one that a wrong hint would lead astray.
     for kind, agent in {"weak": SolveRates(0.2, 0.7, 0.2), "strong": SolveRates(0.9, 0.95, 0.5)}.items():
@@ -40,7 +40,7 @@ def main():
         print(f"the {kind} agent {told}: it must be right with probability {gate.threshold:.2f}")
 
     # When the repair is known: was it right?
-    print(evaluate([case], {"empty-basket": [("shop/taxes.py", 2, 2)]})["metrics"]["coverage recall"]["value"])
+    print(evaluate([case], {"empty-basket": [("shop/taxes.py", 2, 2)]}).metrics["coverage recall"].value)
 
     # The same four tools for an agent of yours, and the issue without what gives the place away.
     print(RepoTools(Snapshot.open(REPO)).call("connected_tree", {"file": "shop/taxes.py"}).text)

@@ -293,7 +293,9 @@ class Verb:
         return self.function(*first, **given)
 
     def conclude(self, result: Any, given: dict[str, Any], as_json: bool) -> int:
-        """Print the result, keep it in its run, and return its exit code."""
+        """Print the result, keep it in its run, and return its exit code. None was served or printed already."""
+        if result is None:
+            return EXIT_DONE
         from ramify.render.result import Planned
         from ramify.render.terminal import say, show
 

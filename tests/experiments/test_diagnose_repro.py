@@ -83,7 +83,7 @@ def test_the_faulty_policy_goes_wrong_and_the_loop_recovers() -> None:
         case, _ = played(RepoTools(one.snapshot), one.issue, Faulty(RulePolicy(), 5), LocalizeConfig(context=60_000))
         assert case.findings
         for name in total:
-            total[name] += case.meta[name]
+            total[name] += getattr(case.meta, name)
     assert all(total.values()), total
 
 

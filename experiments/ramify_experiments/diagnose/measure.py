@@ -188,7 +188,7 @@ def _localizers(
     for name, places in spans.items():
         row = scores(places, [one.gold])
         out[name] = [row["hit@1"], row["coverage recall"]]
-    return {"localizers": out, "turns": case.meta["turns"], "calls": case.meta["calls"]}
+    return {"localizers": out, "turns": case.meta.turns, "calls": case.meta.calls}
 
 
 def ablated(seed: int, training: int, testing: int) -> dict[str, list[float]]:

@@ -183,7 +183,7 @@ def arm(seed: int, name: str, train: int, test: int) -> dict[str, Any]:
             after = memory.state
             classes = {who: sum(spent.values()) for who, spent in after.tokens.items()}
             return out | {
-                "construction": built["tokens"]["construction"],
+                "construction": built.tokens.construction,
                 "reflection": classes.get("reflection", 0),
                 "codification": classes.get("codification", 0),
                 "tools": len(after.tools),

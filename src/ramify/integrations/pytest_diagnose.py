@@ -40,11 +40,8 @@ class Diagnose:
             settings = localizer.config.model_dump(mode="json") | {"model": "", "samples": 1}
             with record.begin(self.run, settings) as stored:
                 for name, issue in list(self.failed.items())[:MOST]:
-                    key = localizer.key(snapshot, issue)
-                    case = record.known(stored, key)
-                    if case is None:
-                        case, history = localizer.traced(snapshot, issue, name.rpartition("/")[2].replace("::", "."))
-                        record.keep(stored, key, case, history, settings)
+                    called = name.rpartition("/")[2].replace("::", ".")
+                    case = record.looked(stored, localizer, snapshot, issue, called, settings)
                     self.lines.append(f"{name}: {', '.join(one.location for one in case.findings) or 'no place was found'}")
             if len(self.failed) > MOST:
                 self.lines.append(f"{len(self.failed) - MOST} more failing tests were not looked into")

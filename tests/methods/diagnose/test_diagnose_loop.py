@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.methods.diagnose.algorithm import LocalizeConfig
-from ramify.methods.diagnose.case import CaseFile, Diagnosis, checked, read_case
+from ramify.methods.diagnose.case import CaseFile, Diagnosis, checked
 from ramify.methods.diagnose.loop import DROPPED, FINAL, LOOK_FIRST, SHORTER, TurnReply, played, written_answer, written_call
 from ramify.methods.diagnose.policy import RulePolicy
 from ramify.methods.diagnose.replies import AskedCall, Located, Unclear, read_reply
@@ -46,20 +47,20 @@ def test_a_call_then_an_answer() -> None:
     assert case.locations == [("a.py", 3, 5)]
     one = case.findings[0]
     assert (one.root_cause, one.testing_impact) == ("cause", "a test")
-    assert one.evidence[0]["tool"] == "view_file"
-    assert one.evidence[0]["lines"] == [1, 20]
-    assert (case.meta["turns"], case.meta["calls"], case.meta["zero_tool"]) == (2, 1, False)
+    assert one.evidence[0].tool == "view_file"
+    assert one.evidence[0].lines == (1, 20)
+    assert (case.meta.turns, case.meta.calls, case.meta.zero_tool) == (2, 1, False)
     assert "a.py (20)" in shown[0][1].text
     assert "line_1" not in shown[0][1].text  # no file contents up front
-    assert read_case(json.loads(json.dumps(case.to_json())), "here") == case
+    assert codec.from_json(CaseFile, json.loads(json.dumps(case.to_json())), "here") == case
 
 
 def test_an_answer_before_any_call_is_refused_and_flagged() -> None:
     case, shown = go(ANSWER, VIEW, ANSWER)
     assert shown[1][-1].text == LOOK_FIRST
     assert case.locations
-    assert case.meta["zero_tool"]
-    assert go(ANSWER, zero_tool=True)[0].meta["turns"] == 1
+    assert case.meta.zero_tool
+    assert go(ANSWER, zero_tool=True)[0].meta.turns == 1
 
 
 def test_it_always_ends() -> None:
@@ -67,7 +68,7 @@ def test_it_always_ends() -> None:
         case, shown = go(text, turns=6)
         assert len(shown) == 7  # six turns and the final prompt
         assert shown[-1][-1].text == FINAL
-        assert case.meta["final"]
+        assert case.meta.final
         assert len(go(text, turns=6, final_prompt=False)[1]) == 6
     assert go(*[VIEW] * 20, ANSWER)[0].locations == [("a.py", 3, 5)]
 
@@ -83,7 +84,7 @@ def test_the_same_call_again_is_warned_of_and_another_is_not() -> None:
 def test_what_was_cut_off_is_asked_for_again_with_less_thinking() -> None:
     case, shown = go("<think>cut", VIEW, ANSWER)
     assert SHORTER in shown[1][-1].text
-    assert case.meta["cut_off"] == 1
+    assert case.meta.cut_off == 1
     assert SHORTER not in go("<think>cut", VIEW, ANSWER, shorten=False)[1][1][-1].text
 
 
@@ -120,8 +121,8 @@ def test_an_ambiguous_call_is_not_run() -> None:
     assert isinstance(done, Unclear)
     assert "2 different calls" in done.why
     case, _ = go('view_file("a.py") or view_file("b.py")', VIEW, ANSWER)
-    assert (case.meta["calls"], case.meta["recovered"]) == (1, 0)
-    assert go('view_file("a.py")', ANSWER)[0].meta["recovered"] == 1
+    assert (case.meta.calls, case.meta.recovered) == (1, 0)
+    assert go('view_file("a.py")', ANSWER)[0].meta.recovered == 1
 
 
 @pytest.mark.parametrize("line", ["a.py:3-5", "- `a.py:3-5`", "  a.py: 3 - 5", "./a.py:3-5"])

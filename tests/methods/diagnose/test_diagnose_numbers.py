@@ -15,13 +15,13 @@ from ramify.methods.diagnose.algorithm import (
     gains,
     gold_spans,
     scores,
-    summary,
     threshold,
 )
 from ramify.methods.diagnose.case import CaseFile, Diagnosis
 from ramify.methods.diagnose.injection import inject
 from ramify.methods.diagnose.masking import mask
 from ramify.methods.diagnose.phases import classify, shell
+from ramify.methods.diagnose.results import summary
 from ramify.methods.diagnose.signals import agreement
 from ramify.trace.message import Message
 
@@ -43,7 +43,7 @@ def test_the_worked_case() -> None:
     assert scores([("a.py", 11, 12)], GOLD)["coverage recall"] == 0
     none = scores([], GOLD)
     assert (none["file precision"], none["coverage recall"], none["span precision"], none["tightness"]) == (0, 0, 0, None)
-    assert summary([none, row])["metrics"]["tightness"]["n"] == 1
+    assert summary([none, row]).metrics["tightness"].n == 1
 
 
 @given(spans, st.randoms(use_true_random=False))
@@ -151,7 +151,7 @@ def test_a_gate_is_calibrated_and_refuses_what_it_cannot_learn_from() -> None:
 
 def test_agreement_of_localizations() -> None:
     def case(*places: tuple[str, int, int]) -> CaseFile:
-        return CaseFile("i", "r", "", tuple(Diagnosis(*place) for place in places))
+        return CaseFile("i", "r", "", findings=tuple(Diagnosis(*place) for place in places))
 
     assert agreement([case(("a.py", 1, 9)), case(("a.py", 5, 12))]) == "span"
     assert agreement([case(("a.py", 1, 9)), case(("a.py", 15, 22))]) == "file"
@@ -164,18 +164,18 @@ def test_the_prompt_holds_what_the_gate_lets_through() -> None:
         Diagnosis("a.py", 1, 2, root_cause="swapped", confidence=0.9),
         Diagnosis("b.py", 3, 4, root_cause="unsure", confidence=0.2),
     )
-    case = CaseFile("i", "r", "", found, issue="It fails.")
+    case = CaseFile("i", "r", "", findings=found, issue="It fails.")
     gate = InjectionGate(0.5, {}, SolveRates(0.6, 0.8, 0.4))
     text = inject(case, gate)
     assert "a.py, lines 1 to 2" in text
     assert "b.py" not in text
     assert "b.py" in inject(case)
     assert "swapped" not in inject(case, fields=("solution_idea",))
-    assert inject(CaseFile("i", "r", "", (), issue="It fails."), gate) == "It fails.\n"
+    assert inject(CaseFile("i", "r", "", findings=(), issue="It fails."), gate) == "It fails.\n"
     with pytest.raises(UserError, match="did you mean 'root_cause'"):
         inject(case, fields=("root_case",))
     with pytest.raises(UserError, match="no confidence"):
-        inject(CaseFile("i", "r", "", (Diagnosis("a.py", 1, 2),), issue="x"), gate)
+        inject(CaseFile("i", "r", "", findings=(Diagnosis("a.py", 1, 2),), issue="x"), gate)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ramify.methods.earned_code_memory import rules
 from ramify.methods.earned_code_memory.algorithm import REPAIRS
 from ramify.methods.earned_code_memory.memory import Memory
 from ramify.methods.earned_code_memory.report import difference, faults, replay, report, why
+from ramify.methods.earned_code_memory.results import ReplayedMemory
 from ramify.methods.earned_code_memory.roles import RoleReply
 from ramify.methods.earned_code_memory.tools import ToolBox
 from tests.methods.earned_code_memory.office_notes import (
@@ -105,7 +106,7 @@ def test_the_codifier_sees_no_trajectory_no_fact_and_no_pitfall(memory: Memory) 
         went(memory.reflect(reflecting([PLAN, *others])))
     assert memory.state.dropped["a value of the task"] == 3
     asked = Codifier()
-    assert went(memory.codify(asked))["active"] == ["delete_notes"]
+    assert went(memory.codify(asked)).active == ("delete_notes",)
     assert asked.prompts
     told = "".join(asked.prompts) + json.dumps([t.source + t.doc + t.tests for t in memory.state.tools.values()])
     assert canary not in told
@@ -117,12 +118,12 @@ def test_an_attempt_is_made_once_for_a_plan_and_its_evidence(memory: Memory) -> 
     learnt(memory)
     bad = Codifier(candidate(source=SOURCE.replace("api.notes.list", "api.notes.find")))
     found = went(memory.codify(bad))
-    assert "no API and no active tool" in str(found["gave up"])
+    assert "no API and no active tool" in str(found.gave_up)
     assert len(bad.prompts) == 1 + REPAIRS
     assert "no API and no active tool" in bad.prompts[1]
-    assert went(memory.codify(bad))["plans"] == 0
+    assert went(memory.codify(bad)).plans == 0
     learnt(memory, ("delete every note about 'taxes'",))
-    assert went(memory.codify(Codifier()))["active"] == ["delete_notes"], "new evidence is a new attempt"
+    assert went(memory.codify(Codifier())).active == ("delete_notes",), "new evidence is a new attempt"
 
 
 def test_tools_are_at_most_the_plans_past_the_gate(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_tests_run_in_the_sandbox_and_not_here(memory: Memory, tmp_path: Path) -
     found = went(memory.codify(Codifier(candidate(tests=evil + TESTS))))
     assert "SEEN" not in os.environ
     assert not (tmp_path / "out").exists()
-    assert found["active"] in ([], ["delete_notes"])
+    assert found.active in ((), ("delete_notes",))
 
 
 def test_failing_tests_a_missing_check_and_a_secret_keep_a_tool_out(memory: Memory) -> None:
@@ -152,7 +153,7 @@ def test_failing_tests_a_missing_check_and_a_secret_keep_a_tool_out(memory: Memo
         (candidate(source=SOURCE.replace("Delete the", f"Delete {KEY} the")), "secret"),
         (candidate("notes.list"), "is no name"),
     ):
-        why_not = str(went(memory.codify(Codifier(tool)))["gave up"])
+        why_not = str(went(memory.codify(Codifier(tool))).gave_up)
         assert reason in why_not, why_not
         learnt(memory, (f"delete notes of kind {reason} number {len(why_not)} {reason[::-1]}",))
     assert not memory.state.tools
@@ -266,7 +267,7 @@ def test_text_from_outside_never_becomes_memory_by_itself(memory: Memory) -> Non
     ]
     entries.append({"kind": "fact", "title": "short", "body": "It is late.", "quote": "note:"})
     found = went(memory.reflect(reflecting(entries)))
-    assert (found["waiting"], found["dropped"]["no quote"]) == (found["entries"], 3)
+    assert (found.waiting, found.dropped["no quote"]) == (found.entries, 3)
     assert plans(memory) == []
     assert went(memory.select(asked)).text == ""
     waiting = [e for e in memory.state.entries.values() if e.status == "review"]
@@ -290,14 +291,14 @@ def test_what_contradicts_a_fact_waits_and_takes_its_place_when_it_is_let_in(mem
         "title": "nothing to do with it",
         "body": "A page of `songs.list` holds 50 songs at most, as the player shows.",
     }
-    assert went(memory.reflect(reflecting([trap, other])))["waiting"] == 1
+    assert went(memory.reflect(reflecting([trap, other]))).waiting == 1
     waiting = next(e for e in memory.state.entries.values() if e.status == "review")
     assert waiting.flag == f"it contradicts {fact}"
     assert memory.state.entries[fact].status == "active"
     memory.review(waiting.id, True)
     assert [memory.state.entries[name].status for name in (fact, waiting.id, plan)] == ["superseded", "active", "active"]
     assert memory.contradicted("fact", "Pages. A page of `notes.list` holds 20 notes.") == [waiting.id]
-    assert replay(memory.store)["equal"]
+    assert replay(memory.store).equal
 
 
 def test_what_contradicts_a_fact_and_is_rejected_changes_nothing(memory: Memory) -> None:
@@ -349,8 +350,8 @@ def test_what_the_reflector_says_wrongly_is_dropped_and_counted(memory: Memory) 
         memory.record(f"task {i}", trajectory("x"), True)
         went(memory.reflect(lambda prompt, text=text: RoleReply(text, 5, 5)))
     assert memory.state.dropped == {"unreadable": 4, "screened": 1, "too long": 1}
-    assert went(memory.reflect(reflecting([PLAN])))["tasks"] == 0, "each task once"
-    assert report(memory.state)["tokens"]["by"]["reflection"] == {"input": 15, "output": 15}
+    assert went(memory.reflect(reflecting([PLAN]))).tasks == 0, "each task once"
+    assert report(memory.state).tokens.by["reflection"] == {"input": 15, "output": 15}
 
 
 def test_a_reflector_may_ask_for_steps_in_full(memory: Memory) -> None:
@@ -388,7 +389,7 @@ def test_entries_are_superseded_and_every_past_state_can_be_made(memory: Memory)
     assert [e.status for e in memory.state.entries.values()] == ["superseded", "superseded", "active"]
     assert memory.state.chain(third) == [third, second, first]
     assert memory.store.at(seq).entries[first].status == "active"
-    changed = {one["id"]: (one["was"], one["is"]) for one in difference(memory.store.at(seq), memory.state)}
+    changed = {one.id: (one.was, one.now) for one in difference(memory.store.at(seq), memory.state)}
     assert changed == {first: ("active", "superseded"), second: (None, "superseded"), third: (None, "active")}
     with pytest.raises(UserError, match="has no plan"):
         memory.add("plan", "t", "b", supersedes=["gone"])
@@ -410,7 +411,7 @@ def test_a_plan_that_is_superseded_while_code_is_written_gets_no_tool(memory: Me
         return Codifier()(prompt)
 
     found = went(memory.codify(writing))
-    assert found["gave up"] == {plan: "the plan was superseded meanwhile"}
+    assert found.gave_up == {plan: "the plan was superseded meanwhile"}
     assert not memory.state.tools
 
 
@@ -419,19 +420,19 @@ def test_replaying_the_log_gives_the_same_store(memory: Memory) -> None:
     went(memory.codify(Codifier()))
     went(played(memory, 4, 2))
     memory.demote("delete_notes")
-    assert replay(memory.store) == {"events": memory.state.seq, "equal": True, "faults": []}
+    assert replay(memory.store) == ReplayedMemory(memory.state.seq, True, ())
 
 
 def test_accounts_add_up(memory: Memory) -> None:
     learnt(memory)
     went(memory.select("delete notes now", lambda prompt: RoleReply('{"ids": []}', 11, 3)))
     went(memory.codify(Codifier()))
-    tokens = report(memory.state)["tokens"]
-    assert tokens["serving"] == 3 * 1050 + 14
-    assert tokens["construction"] == 3 * 50 + 150
-    (plan,) = [one for one in report(memory.state)["entries"] if one["kind"] == "plan"]
-    assert (plan["tokens"], plan["given"], plan["saving"], plan["break_even"]) == (50, 2, 0.0, "never")
-    assert tokens["total"] == sum(sum(one.values()) for one in memory.state.tokens.values())
+    tokens = report(memory.state).tokens
+    assert tokens.serving == 3 * 1050 + 14
+    assert tokens.construction == 3 * 50 + 150
+    (plan,) = [one for one in report(memory.state).entries if one.kind == "plan"]
+    assert (plan.tokens, plan.given, plan.saving, plan.break_even) == (50, 2, 0.0, "never")
+    assert tokens.total == sum(sum(one.values()) for one in memory.state.tokens.values())
 
 
 def test_why_tells_requests_chain_and_checks(memory: Memory) -> None:
@@ -439,10 +440,11 @@ def test_why_tells_requests_chain_and_checks(memory: Memory) -> None:
     went(memory.codify(Codifier()))
     went(played(memory, 6, 2))
     told = why(memory.state, "delete_notes")
-    assert told["evidence_queries"] == sorted(QUERIES)
-    assert (told["calls"], told["failures"], told["tokens"]) == (1, 0, 150)
-    assert [one["title"] for one in told["chain"]] == ["delete notes"]
-    assert report(memory.state)["never_used"] == []
+    assert told.tool is not None
+    assert told.evidence_queries == tuple(sorted(QUERIES))
+    assert (told.tool.calls, told.tool.failures, told.tool.tokens) == (1, 0, 150)
+    assert [one.title for one in told.chain] == ["delete notes"]
+    assert report(memory.state).never_used == ()
 
 
 WRITER = """
@@ -479,7 +481,7 @@ def test_two_writers_lose_nothing_also_when_one_is_killed(tmp_path: Path) -> Non
         assert len(written) == 60
         assert set(written) | set(said) <= kept, "what was said to be stored is there"
         assert len(kept - set(written) - set(said)) <= 1, "the kill came between the store and its word"
-        assert replay(memory.store)["equal"]
+        assert replay(memory.store).equal
 
 
 def test_threads_of_one_process_search_and_write_at_once(memory: Memory) -> None:
@@ -491,7 +493,7 @@ def test_threads_of_one_process_search_and_write_at_once(memory: Memory) -> None
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     assert len(memory.state.entries) == 100
-    assert replay(memory.store)["equal"]
+    assert replay(memory.store).equal
 
 
 def test_a_file_that_is_no_memory_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -524,9 +526,9 @@ def test_a_file_that_is_no_memory_is_refused_in_a_sentence(tmp_path: Path) -> No
 
 def test_giants_are_cut_or_refused(memory: Memory) -> None:
     task = memory.record("q" * 10_000, [{"role": "user", "content": "x" * 500_000}] * 600, None)
-    kept = memory.store.body(memory.state.tasks[task].recorded)["messages"]
+    kept = memory.store.messages(memory.state.tasks[task].recorded)
     assert len(kept) == 401
-    assert max(len(one["text"]) for one in kept) < 7000
+    assert max(len(one.text) for one in kept) < 7000
     with pytest.raises(UserError, match="too long"):
         memory.add("fact", "t", "x" * 5000)
     for bad in ("", "  "):

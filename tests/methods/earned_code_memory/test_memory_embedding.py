@@ -87,7 +87,7 @@ def test_another_word_for_the_same_thing_is_found(server: Any, tmp_path: Path) -
         assert memory.state.tokens["embedding"] == {"input": 28}
         asyncio.run(memory.select("drop the rest"))
         assert [len(body["input"]) for _, body in server.seen] == [4, 1]
-        assert replay(memory.store)["equal"]
+        assert replay(memory.store).equal
     with Memory(tmp_path / "vectors.sqlite") as again:  # vectors are kept in the file
         asyncio.run(again.select("play"))
         assert len(server.seen[-1][1]["input"]) == 1

@@ -75,7 +75,7 @@ def test_from_a_run_to_a_tool_and_back(tmp_path: Path, run: Any) -> None:
     assert plan["evidence"] == 3
     assert run("codify", "m.sqlite", "--model", f"{here}:write_code")["waiting"] == ["delete_notes"]
     assert run("review", "m.sqlite", "delete_notes", "--approve")["status"] == "active"
-    assert run("show", "m.sqlite", "delete_notes")["source"].startswith("def delete_notes")
+    assert run("show", "m.sqlite", "delete_notes")["tool"]["source"].startswith("def delete_notes")
     assert run("why", "m.sqlite", plan["id"])["evidence_queries"] == sorted(QUERIES)
     assert [one["id"] for one in run("recall", "m.sqlite", "delete my 4 oldest notes")["near"]][-1] == "delete_notes"
     report = run("report", "m.sqlite")
@@ -147,8 +147,8 @@ def test_a_client_gets_a_memory(tmp_path: Path) -> None:
     with Memory(file, create=False) as memory:
         (task,) = memory.state.tasks.values()
         assert (task.id, task.query, task.recorded > 0) == (told["task"], "delete my 3 oldest notes", True)
-        kept = memory.store.body(task.recorded)["messages"]
-        assert not any(one["text"].startswith(HEAD) for one in kept), "what the memory said is no experience"
+        kept = memory.store.messages(task.recorded)
+        assert not any(one.text.startswith(HEAD) for one in kept), "what the memory said is no experience"
 
 
 def test_a_chat_without_a_near_entry_goes_through_as_it_is(tmp_path: Path) -> None:

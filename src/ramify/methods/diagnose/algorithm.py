@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
 from ramify.base.errors import UserError, nearest
-from ramify.stats.intervals import bootstrap, mean_t, paired_t
 
 
 class LocalizeConfig(Config):
@@ -102,38 +100,6 @@ def _contains(outer: Span, inner: Span) -> bool:
     return outer[0] == inner[0] and outer[1] <= inner[1] and inner[2] <= outer[2]
 
 
-def summary(
-    rows: Sequence[Mapping[str, float | None]], metas: Sequence[Mapping[str, Any]] = (), repos: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Means over issues with 95 % bootstrap intervals, how many had a tightness, engagement, and a table by repository.
-
-    Raises UserError without rows.
-    """
-    if not rows:
-        raise UserError("there is no issue to score")
-    out: dict[str, Any] = {"n": len(rows), "metrics": {}}
-    for name in METRICS:
-        values = np.array([row[name] for row in rows if row[name] is not None], float)
-        interval = bootstrap(values, seed=0) if len(values) > 1 else None
-        out["metrics"][name] = {"value": float(values.mean()) if len(values) else None, "interval": interval, "n": len(values)}
-    known = [meta for meta in metas if "turns" in meta]
-    if known:
-        out["turns"] = float(np.mean([meta["turns"] for meta in known]))
-        out["zero_tool"] = float(np.mean([bool(meta.get("zero_tool")) for meta in known]))
-        out["tokens"] = float(np.mean([meta.get("tokens_in", 0) + meta.get("tokens_out", 0) for meta in known]))
-    if len(set(repos)) > 1:
-        by = {repo: [row for row, own in zip(rows, repos, strict=True) if own == repo] for repo in sorted(set(repos))}
-        out["by_repository"] = {
-            repo: {name: _mean([row[name] for row in own]) for name in METRICS} | {"n": len(own)} for repo, own in by.items()
-        }
-    return out
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
 
 
@@ -210,18 +176,6 @@ def gains(cells: Mapping[str, Sequence[float]]) -> dict[str, float]:
         "Filtered": float((filtered - base).mean()),
         "max(All, Filtered)": float((np.maximum(everything, filtered) - base).mean()),
     }
-
-
-def compared(solved: Mapping[str, Sequence[bool]], base: str = "baseline") -> dict[str, dict[str, Any]]:
-    """Share solved under each condition, and its paired difference from ``base`` with Student's 95 % interval."""
-    out = {}
-    for name, values in solved.items():
-        row = np.asarray(values, float)
-        out[name] = {"value": float(row.mean()), "n": len(row), "interval": mean_t(row)}
-        if name != base:
-            zero = np.asarray(solved[base], float)
-            out[name] |= {"gain": float((row - zero).mean()), "gain_interval": paired_t(row, zero)}
-    return out
 
 
 # -- whether a finding is worth telling to a repair agent (section 3.8) --------------------------------------------------------

@@ -3,20 +3,26 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from ramify.base.errors import UserError
-from ramify.base.files import read_record
 from ramify.methods.diagnose.snapshot import Snapshot
+from ramify.render.result import Folded, Result, Section, table
 
 FIELDS = ("location_explanation", "root_cause", "solution_idea", "dependencies", "testing_impact")
 """What is said of a location: why it matters, the mechanism, the direction of the edit in words,
 what else must change, which tests."""
-SHOWN = 200
-"""Lines of a span that a Markdown rendering quotes no more than."""
+
+
+@dataclass(frozen=True, slots=True)
+class Displayed:
+    """A tool call that displayed lines of a location: the first of them it showed, from 1, both ends included."""
+
+    tool: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
+    lines: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,8 @@ class Diagnosis:
     solution_idea: str = ""
     dependencies: str = ""
     testing_impact: str = ""
-    evidence: tuple[Mapping[str, Any], ...] = ()
-    """The calls that displayed the span: tool, args, digest, lines."""
+    evidence: tuple[Displayed, ...] = ()
+    """The calls that displayed the span."""
     confidence: float | None = None
     """Probability that it is right, as a gate has it; None where none was asked."""
 
@@ -46,81 +52,90 @@ class Diagnosis:
         """``FILE:FIRST-LAST``."""
         return f"{self.file}:{self.start}-{self.end}"
 
+    @property
+    def said(self) -> dict[str, str]:
+        """Those of :data:`FIELDS` that are not empty."""
+        return {name: text for name in FIELDS if (text := str(getattr(self, name)))}
+
 
 @dataclass(frozen=True, slots=True)
-class CaseFile:
-    """What was found for one issue, best first. ``meta`` says how:
-    turns, calls, recoveries, tokens, model, what was wrong with it."""
+class BugSearch:
+    """How a localization went."""
 
-    issue_id: str
-    repo: str
-    commit: str
+    turns: int = 0
+    calls: int = 0
+    refused: int = 0
+    recovered: int = 0
+    """Calls without their wrapper that were run."""
+    loops: int = 0
+    cut_off: int = 0
+    dropped: int = 0
+    final: bool = False
+    """Whether the last prompt had to ask for the answer."""
+    zero_tool: bool = False
+    """Whether an answer came before any tool was called."""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    answered: bool = False
+    failed: str = ""
+    """Why the model failed, where it did."""
+    by: str = ""
+    weights: str = ""
+    signals: Mapping[str, str] = field(default_factory=dict)
+    """What speaks for the first finding, see :data:`ramify.methods.diagnose.algorithm.LEVELS`."""
+    skipped: int = 0
+    """Files of the repository that were not read."""
+
+
+@dataclass(frozen=True)
+class CaseFile(Result):
+    """What was found for one issue, best first; ``caveats`` say what was wrong with an answer.
+
+    Raises ValueError on lines or a confidence out of range.
+    """
+
+    issue_id: str = ""
+    repo: str = ""
+    commit: str = ""
+    _: KW_ONLY
     findings: tuple[Diagnosis, ...]
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: BugSearch = BugSearch()
     issue: str = ""
+    run: str = ""
+    """The run that keeps it, where there is one."""
+
+    def __post_init__(self) -> None:
+        for at, one in enumerate(self.findings):
+            if not 1 <= one.start <= one.end:
+                raise ValueError(f"finding {at}: 'start' and 'end' must be lines, 1 <= start <= end")
+            if one.confidence is not None and not 0 <= one.confidence <= 1:
+                raise ValueError(f"finding {at}: 'confidence' must lie between 0 and 1")
 
     @property
     def locations(self) -> list[tuple[str, int, int]]:
         """The spans, best first."""
         return [one.span for one in self.findings]
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON form, as files and runs hold it."""
-        return asdict(self) | {"findings": [asdict(one) | {"evidence": [dict(e) for e in one.evidence]} for one in self.findings]}
-
-    def to_markdown(self) -> str:
-        """For people: each location with its five fields."""
-        parts = [f"# Where the bug is: {self.issue_id}", f"{self.repo}{f' at {self.commit[:12]}' if self.commit else ''}"]
-        parts += [] if self.findings else ["No location was found."]
-        for number, one in enumerate(self.findings, 1):
-            sure = "" if one.confidence is None else f" (right with probability {one.confidence:.2f})"
-            rows = [f"- **{name.replace('_', ' ')}**: {getattr(one, name)}" for name in FIELDS if getattr(one, name)]
-            parts += [f"## {number}. `{one.location}`{sure}", "\n".join(rows)]
-        if self.meta:
-            names = ("by", "turns", "calls", "recovered", "zero_tool", "notes")
-            parts.append("\n".join(f"- {name.replace('_', ' ')}: {self.meta[name]}" for name in names if self.meta.get(name)))
-        return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def read_case(record: Mapping[str, Any], where: str) -> CaseFile:
-    """A case file from its JSON form. Raises UserError naming ``where`` and the field."""
-
-    def text(value: Mapping[str, Any], name: str, spot: str) -> str:
-        found = value.get(name, "")
-        if not isinstance(found, str):
-            raise UserError(f"{spot}: '{name}' must be text")
-        return found
-
-    listed = record.get("findings")
-    if not isinstance(listed, list):
-        raise UserError(f"{where} is no case file: it has no list 'findings'")
-    made = []
-    for at, one in enumerate(listed):
-        spot = f"{where}: finding {at}"
-        if not isinstance(one, Mapping) or not isinstance(one.get("file"), str):
-            raise UserError(f"{spot} has no 'file'")
-        start, end = one.get("start"), one.get("end")
-        if type(start) is not int or type(end) is not int or not 1 <= start <= end:
-            raise UserError(f"{spot}: 'start' and 'end' must be lines, 1 <= start <= end")
-        sure = one.get("confidence")
-        if sure is not None and (isinstance(sure, bool) or not isinstance(sure, int | float) or not 0 <= sure <= 1):
-            raise UserError(f"{spot}: 'confidence' must lie between 0 and 1")
-        evidence = one.get("evidence") or ()
-        if not isinstance(evidence, Sequence) or not all(isinstance(e, Mapping) for e in evidence):
-            raise UserError(f"{spot}: 'evidence' must be a list of objects")
-        texts: dict[str, Any] = {name: text(one, name, spot) for name in FIELDS}
-        made.append(Diagnosis(one["file"], start, end, **texts, evidence=tuple(evidence), confidence=sure))
-    meta = record.get("meta") or {}
-    if not isinstance(meta, Mapping):
-        raise UserError(f"{where}: 'meta' must be an object")
-    names = ("issue_id", "repo", "commit")
-    about = {name: text(record, name, where) for name in names}
-    return CaseFile(**about, findings=tuple(made), meta=meta, issue=text(record, "issue", where))
+    def sections(self) -> Iterable[Section]:
+        """The places, what is said of each, and how they were looked for."""
+        looked = {name: getattr(self.meta, name) for name in ("by", "turns", "calls", "recovered", "zero_tool")}
+        yield Section.of(
+            f"Where the bug is: {self.issue_id}",
+            f"{self.repo}{f' at {self.commit[:12]}' if self.commit else ''}",
+            "" if self.findings else "No location was found.",
+            table(("place", "right with probability"), [(one.location, one.confidence) for one in self.findings]),
+            *(
+                table(("of it", "what is said"), [(_spelled(name), text) for name, text in one.said.items()], one.location)
+                for one in self.findings
+            ),
+            table(("search", ""), [(_spelled(name), value) for name, value in looked.items() if value]),
+            Folded("the issue", self.issue) if self.issue else None,
+            f"Kept in {self.run}: `ramify show {self.run}`" if self.run else "",
+        )
 
 
-def load_case(path: Path) -> CaseFile:
-    """The case file in a JSON file. Raises UserError."""
-    return read_case(read_record(path, "the case file"), str(path))
+def _spelled(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def checked(found: Iterable[Diagnosis], snapshot: Snapshot) -> tuple[list[Diagnosis], list[str]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
-from ramify.methods.diagnose.algorithm import PRIOR, RULES, InjectionGate, LocalizeConfig, Span, gold_spans, scores, summary
-from ramify.methods.diagnose.case import CaseFile
+from ramify.methods.diagnose.algorithm import PRIOR, RULES, InjectionGate, LocalizeConfig, Span, gold_spans, scores
+from ramify.methods.diagnose.case import BugSearch, CaseFile
 from ramify.methods.diagnose.loop import driven, played
 from ramify.methods.diagnose.policy import NAME, RulePolicy, Weights
+from ramify.methods.diagnose.results import LocationScores, summary
 from ramify.methods.diagnose.signals import picks_same, rival_messages, rivals, signals_of
 from ramify.methods.diagnose.snapshot import Snapshot
 from ramify.methods.diagnose.tools import RepoTools
@@ -75,22 +75,15 @@ class Localizer:
         if signals:
             q = self.gate.probability(signals)
             case = replace(case, findings=tuple(replace(one, confidence=q) for one in case.findings))
-        about = {
-            "by": self.by,
-            "weights": "" if self.model is None else self.model.identity.weights,
-            "signals": signals,
-            "skipped": len(tools.snapshot.skipped),
-        }
+        weights = "" if self.model is None else self.model.identity.weights
+        meta = replace(case.meta, by=self.by, weights=weights, signals=signals, skipped=len(tools.snapshot.skipped))
         missing = [
             path
             for path in sorted(set(_named_files(issue)))
             if not any(one == path or one.endswith("/" + path) for one in tools.snapshot.paths)
         ]
-        notes = [
-            *case.meta.get("notes", ()),
-            *(f"the issue names {path}, which is not in the repository" for path in missing[:5]),
-        ]
-        return replace(case, meta={**case.meta, **about, "notes": notes}), history
+        notes = [f"the issue names {path}, which is not in the repository" for path in missing[:5]]
+        return replace(case, meta=meta, caveats=(*case.caveats, *notes)), history
 
     def _by_rules(self, tools: RepoTools, issue: str, issue_id: str) -> tuple[list[tuple[CaseFile, list[Message]]], bool | None]:
         made = [played(tools, issue, RulePolicy(Weights(), seed), self.config, issue_id) for seed in range(self.samples)]
@@ -125,7 +118,7 @@ def _named_files(issue: str) -> tuple[str, ...]:
     return named(issue).paths
 
 
-def evaluate(cases: Sequence[CaseFile], gold: Mapping[str, str | Sequence[Span]]) -> dict[str, Any]:
+def evaluate(cases: Sequence[CaseFile], gold: Mapping[str, str | Sequence[Span]]) -> LocationScores:
     """Every metric of section 3.6 over ``cases``; ``gold``: issue id -> a patch, or the spans that it changes.
 
     Issues without a case file count as answered with nothing, and so do failed ones. Raises UserError where a case has no gold.
@@ -141,6 +134,6 @@ def evaluate(cases: Sequence[CaseFile], gold: Mapping[str, str | Sequence[Span]]
             continue  # a patch of new files alone has no place in the version before it
         case = known.get(name)
         rows.append(scores(case.locations if case else [], spans))
-        metas.append(case.meta if case else {})
+        metas.append(case.meta if case else BugSearch())
         repos.append(case.repo if case else "")
-    return summary(rows, metas, repos) | {"missing": len(set(gold) - set(known))}
+    return replace(summary(rows, metas, repos), missing=len(set(gold) - set(known)))

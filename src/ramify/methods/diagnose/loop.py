@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import json_hash
 from ramify.methods.diagnose.algorithm import LocalizeConfig
-from ramify.methods.diagnose.case import CaseFile, Diagnosis, checked
+from ramify.methods.diagnose.case import BugSearch, CaseFile, Diagnosis, Displayed, checked
 from ramify.methods.diagnose.replies import AskedCall, Located, Unclear, read_reply
 from ramify.methods.diagnose.tools import RepoTools, ToolResult, tree_text
 from ramify.model.chat import ChatTemplate
@@ -69,12 +69,12 @@ class _State:
     history: list[Message]
     calls: list[tuple[AskedCall, ToolResult]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    meta: dict[str, Any] = field(
-        default_factory=lambda: (
-            {"turns": 0, "calls": 0, "refused": 0, "recovered": 0, "loops": 0, "cut_off": 0, "dropped": 0, "final": False}
-            | {"zero_tool": False, "tokens_in": 0, "tokens_out": 0}
-        )
-    )
+    meta: BugSearch = field(default_factory=BugSearch)
+
+    def note(self, **more: int) -> None:
+        """Add to counts of the search; a truth that was noted once stays."""
+        known = asdict(self.meta)
+        self.meta = replace(self.meta, **{name: type(known[name])(known[name] + value) for name, value in more.items()})
 
 
 def opening(tools: RepoTools, issue: str) -> list[Message]:
@@ -108,7 +108,7 @@ def localize(
         if isinstance(done, Located):
             found, notes = checked(done.found, tools.snapshot)
             early = not state.calls
-            state.meta["zero_tool"] |= early
+            state.note(zero_tool=early)
             if found and (not early or config.zero_tool):
                 break
             why = LOOK_FIRST if early else "None of these locations can be used: " + "; ".join(notes)
@@ -117,31 +117,41 @@ def localize(
         elif isinstance(done, AskedCall):
             state.history.append(Message(TOLD, _observed(done, tools, state, config), {"name": done.name}))
         else:
-            cut = state.meta["cut_off"] and done.why == SHORTER
+            cut = state.meta.cut_off and done.why == SHORTER
             state.history.append(Message(TOLD, SHORTER if cut else f"Your reply cannot be used: {done.why}."))
     else:
         if config.final_prompt:
             state.history.append(Message(TOLD, FINAL))
-            state.meta["final"] = True
+            state.note(final=True)
             done = _read((yield shown(state, config)), state, config)
             if isinstance(done, Located):
                 found, notes = checked(done.found, tools.snapshot)
-                state.meta["zero_tool"] |= not state.calls
+                state.note(zero_tool=not state.calls)
     findings = tuple(replace(one, evidence=_evidence(one, state.calls)) for one in found)
-    state.meta |= {"notes": notes, "answered": bool(findings)}
+    state.note(answered=bool(findings))
+    return _case(tools, issue, issue_id, findings, state.meta, notes), state.history
+
+
+def _case(
+    tools: RepoTools,
+    issue: str,
+    issue_id: str,
+    findings: tuple[Diagnosis, ...],
+    meta: BugSearch,
+    notes: Sequence[str] = (),
+) -> CaseFile:
+    name = issue_id or json_hash(issue)[:8]
     snapshot = tools.snapshot
-    case = CaseFile(issue_id or json_hash(issue)[:8], snapshot.name, snapshot.commit, findings, state.meta, issue)
-    return case, state.history
+    return CaseFile(name, snapshot.name, snapshot.commit, findings=findings, meta=meta, issue=issue, caveats=tuple(notes))
 
 
 def _read(reply: TurnReply, state: _State, config: LocalizeConfig) -> Located | AskedCall | Unclear:
-    state.meta["turns"] += 1
     state.history.append(reply.message)
-    for name, key in (("tokens_in", "prompt_tokens"), ("tokens_out", "completion_tokens")):
-        state.meta[name] += int(reply.usage.get(key) or 0)
+    spent = [int(reply.usage.get(key) or 0) for key in ("prompt_tokens", "completion_tokens")]
+    state.note(turns=1, tokens_in=spent[0], tokens_out=spent[1])
     done = read_reply(reply.message, config.implicit_calls)
     if isinstance(done, Unclear) and reply.stop == "length":
-        state.meta["cut_off"] += 1
+        state.note(cut_off=1)
         return Unclear(SHORTER if config.shorten else "it was cut off")
     return done
 
@@ -149,16 +159,14 @@ def _read(reply: TurnReply, state: _State, config: LocalizeConfig) -> Located | 
 def _observed(call: AskedCall, tools: RepoTools, state: _State, config: LocalizeConfig) -> str:
     """What the model reads after a call: the result, and a warning where the very same call was made before."""
     result = tools.call(call.name, call.arguments)
-    state.meta["calls"] += result.ok
-    state.meta["refused"] += not result.ok
-    state.meta["recovered"] += call.recovered
+    state.note(calls=result.ok, refused=not result.ok, recovered=call.recovered)
     if result.ok:
         state.calls.append((call, result))
     key = json_hash([call.name, dict(call.arguments)])
     state.counts[key] += 1
     text = f"<observation>\n{result.text}\n</observation>"
     if state.counts[key] > 1 and config.warn_loops:
-        state.meta["loops"] += 1
+        state.note(loops=1)
         text = (
             f"Warning: you have made this call of {call.name} {state.counts[key]} times, and its result is the same. Do "
             f"something else.\n{text}"
@@ -180,19 +188,19 @@ def shown(state: _State, config: LocalizeConfig) -> list[Message]:
         if messages[at].role == TOLD and len(messages[at].text) > len(DROPPED):
             size -= len(messages[at].text) - len(DROPPED)
             messages[at] = Message(TOLD, DROPPED)
-            state.meta["dropped"] += 1
+            state.note(dropped=1)
     return messages
 
 
-def _evidence(one: Diagnosis, calls: Sequence[tuple[AskedCall, ToolResult]]) -> tuple[dict[str, Any], ...]:
+def _evidence(one: Diagnosis, calls: Sequence[tuple[AskedCall, ToolResult]]) -> tuple[Displayed, ...]:
     """The calls that displayed lines of a location."""
     made = []
     for call, result in calls:
         lines = [
-            [first, last] for path, first, last in result.shown if path == one.file and first <= one.end and one.start <= last
+            (first, last) for path, first, last in result.shown if path == one.file and first <= one.end and one.start <= last
         ]
         if lines:
-            made.append({"tool": call.name, "args": dict(call.arguments), "digest": result.digest, "lines": lines[0]})
+            made.append(Displayed(call.name, dict(call.arguments), result.digest, lines[0]))
     return tuple(made)
 
 
@@ -226,15 +234,7 @@ async def driven(
                 sampler, template, messages, settings, ("diagnose", json_hash(issue), turn), index, "localize"
             )
         except InfrastructureError as error:
-            made = CaseFile(
-                issue_id or json_hash(issue)[:8],
-                tools.snapshot.name,
-                tools.snapshot.commit,
-                (),
-                {"turns": turn, "failed": str(error)},
-                issue,
-            )
-            return made, list(history)
+            return _case(tools, issue, issue_id, (), BugSearch(turns=turn, failed=str(error))), list(history)
         turn += 1
         progress(turn)
         usage = (sample.data or {}).get("usage") or {}
@@ -252,13 +252,6 @@ def written_call(name: str, **arguments: Any) -> str:
 
 def written_answer(found: Sequence[Diagnosis]) -> str:
     """An answer as the protocol wants it."""
-    objects = [{key: value for key, value in vars_of(one).items() if value} for one in found]
+    objects = [{"file": one.file, "start": one.start, "end": one.end, **one.said} for one in found]
     locations = "\n".join(one.location for one in found)
     return f"<findings>{json.dumps(objects)}</findings>\n<locations>\n{locations}\n</locations>"
-
-
-def vars_of(one: Diagnosis) -> dict[str, Any]:
-    """File, lines and the five fields of a diagnosis."""
-    from ramify.methods.diagnose.case import FIELDS
-
-    return {"file": one.file, "start": one.start, "end": one.end} | {name: getattr(one, name) for name in FIELDS}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ramify.trace.message import Message
@@ -154,16 +155,29 @@ def _simple(command: str) -> str:
     return "localize" if name in _LOOK else "finish" if name in ("exit", "submit") else "other"
 
 
-def cost(attempts: Sequence[View]) -> list[dict[str, Any]]:
-    """Of each attempt its actions by class, and what was spent before the first edit: replies and tokens.
+@dataclass(frozen=True)
+class AttemptCost:
+    """Of one attempt its actions by class, and what was spent before the first edit: replies and tokens.
 
     Tokens are those that the log tells (``usage``, or token ids), else characters / 4, which ``estimated`` says. Input of a call
-    is everything shown before it; it is counted for each call, as it is paid for.
+    is everything shown before it; it is counted for each call, as it is paid for. Shares of nothing are None.
     """
-    return [_cost(view) for view in attempts]
+
+    task: str
+    leaf: str
+    replies: int
+    before_edit: int
+    edited: bool
+    share_of_replies: float | None
+    tokens: int
+    tokens_before_edit: int
+    share_of_tokens: float | None
+    estimated: bool
+    classes: Mapping[str, int]
 
 
-def _cost(view: View) -> dict[str, Any]:
+def cost(view: View) -> AttemptCost:
+    """What an attempt was spent on."""
     classes: list[str] = []
     tokens: list[int] = []
     shown, estimated = 0, False
@@ -180,19 +194,19 @@ def _cost(view: View) -> dict[str, Any]:
         classes.append(classify(message.message))
     first = next((at for at, one in enumerate(classes) if one in ("repair", "make_test")), len(classes))
     total = sum(tokens)
-    return {
-        "task": view.task,
-        "leaf": view.leaf,
-        "replies": len(classes),
-        "before_edit": first,
-        "edited": first < len(classes),
-        "share_of_replies": first / len(classes) if classes else None,
-        "tokens": total,
-        "tokens_before_edit": sum(tokens[:first]),
-        "share_of_tokens": sum(tokens[:first]) / total if total else None,
-        "estimated": estimated,
-        "classes": dict(Counter(classes)),
-    }
+    return AttemptCost(
+        task=view.task,
+        leaf=view.leaf,
+        replies=len(classes),
+        before_edit=first,
+        edited=first < len(classes),
+        share_of_replies=first / len(classes) if classes else None,
+        tokens=total,
+        tokens_before_edit=sum(tokens[:first]),
+        share_of_tokens=sum(tokens[:first]) / total if total else None,
+        estimated=estimated,
+        classes=dict(Counter(classes)),
+    )
 
 
 def _size(message: Any) -> int:

@@ -6,18 +6,31 @@ an issue that is there, of the same settings, is loaded and not looked for again
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramify.methods.diagnose.case import CaseFile, Diagnosis, read_case
+from ramify.base import codec
+from ramify.base.errors import InfrastructureError
+from ramify.methods.diagnose.case import CaseFile, Diagnosis
+from ramify.methods.diagnose.localizer import Localizer
+from ramify.methods.diagnose.snapshot import Snapshot
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.message import Message
-from ramify.trace.node import Finding, Provenance, make_node
+from ramify.trace.node import Finding, Node, Provenance, make_node
 
 KIND = "diagnose run"
 ENTRY = "case file"
+
+
+@dataclass(frozen=True)
+class KeptCase:
+    """A case file in a run, and the node of its answer."""
+
+    case: CaseFile
+    node: str
 
 
 def begin(folder: Path, settings: Mapping[str, Any]) -> Run:
@@ -25,56 +38,67 @@ def begin(folder: Path, settings: Mapping[str, Any]) -> Run:
     return Run.begin(folder, KIND, {}, settings)
 
 
-def known(run: Run, key: str) -> CaseFile | None:
-    """The case file that is stored under ``key``; None where there is none."""
-    return next((read_case(entry.payload["case"], f"{run.folder}, case {key}") for entry in run.journal(ENTRY, key)), None)
-
-
 def cases(run: Run) -> list[CaseFile]:
     """Every case file of a run, in the order in which they were found."""
-    return [read_case(entry.payload["case"], f"{run.folder}, case {entry.key}") for entry in run.journal(ENTRY)]
+    return [one.case for one in _kept(run)]
 
 
-def keep(run: Run, key: str, case: CaseFile, history: Sequence[Message], settings: Mapping[str, Any]) -> None:
-    """Store a localization and what it found, and commit."""
-    with run.transaction():
-        tree = f"{case.issue_id}-{key[:6]}"
-        run.add_tree(tree, {"id": case.issue_id, "data": {"repo": case.repo, "commit": case.commit}})
-        node = root(run, tree)
-        provenance = Provenance(
-            str(case.meta.get("by", "")), str(case.meta.get("weights", "")), dict(settings), int(settings.get("seed", 0))
-        )
-        run.add(provenance)
-        for message in history:
-            sampled = {"provenance": provenance.hash, "index": 0} if message.role == "assistant" else {}
-            node = make_node(tree, node.id, len(node), message.role, message.text, data=dict(message.data), **sampled)
-            run.add(node)
-        run.log(ENTRY, key, {"case": case.to_json(), "node": node.id})
-        run.conclude(KIND, [finding for entry in run.journal(ENTRY) for finding in _findings(entry.payload)])
+def _kept(run: Run) -> list[KeptCase]:
+    return [codec.from_json(KeptCase, one.payload, f"{run.folder}, case {one.key}") for one in run.journal(ENTRY)]
 
 
-def _findings(payload: Mapping[str, Any]) -> list[Finding]:
-    case = read_case(payload["case"], ENTRY)
-    if not case.findings:
-        return [
-            Finding(
-                "no location",
-                KIND,
-                f"{case.issue_id}: no place was found in {case.meta.get('turns', 0)} turns",
-                payload["node"],
-                evidence=payload["case"],
-            )
-        ]
-    return [_finding(case, one, payload["node"]) for one in case.findings]
+def looked(
+    run: Run,
+    localizer: Localizer,
+    snapshot: Snapshot,
+    issue: str,
+    name: str,
+    settings: Mapping[str, Any],
+    progress: Callable[[int], object] = lambda turn: None,
+) -> CaseFile:
+    """The case file of an issue: loaded where the run has it, else looked for and kept with its conversation and findings.
+
+    Raises UserError on an empty issue, InfrastructureError where the model fails.
+    """
+    key = localizer.key(snapshot, issue)
+
+    def look() -> tuple[KeptCase, list[Node]]:
+        case, history = localizer.traced(snapshot, issue, name, progress)
+        if case.meta.failed:
+            raise InfrastructureError("provider", case.meta.failed)
+        nodes = _conversation(run, f"{case.issue_id}-{key[:6]}", case, history, settings)
+        return KeptCase(case, nodes[-1].id), nodes
+
+    made = run.once(ENTRY, key, KeptCase, look)
+    run.conclude(KIND, [finding for one in _kept(run) for finding in _findings(one)])
+    return made.case
+
+
+def _conversation(run: Run, tree: str, case: CaseFile, history: Sequence[Message], settings: Mapping[str, Any]) -> list[Node]:
+    """The messages as nodes of a tree, whose first, empty one and provenance are added."""
+    run.add_tree(tree, {"id": case.issue_id, "data": {"repo": case.repo, "commit": case.commit}})
+    nodes = [root(run, tree)]
+    provenance = Provenance(case.meta.by, case.meta.weights, dict(settings), int(settings.get("seed", 0)))
+    run.add(provenance)
+    for message in history:
+        sampled = {"provenance": provenance.hash, "index": 0} if message.role == "assistant" else {}
+        above = nodes[-1]
+        nodes.append(make_node(tree, above.id, len(above), message.role, message.text, data=dict(message.data), **sampled))
+    return nodes
+
+
+def _findings(kept: KeptCase) -> list[Finding]:
+    case = kept.case
+    if case.findings:
+        return [_finding(case, one, kept.node) for one in case.findings]
+    why = f"{case.issue_id}: no place was found in {case.meta.turns} turns"
+    return [Finding("no location", KIND, why, kept.node, evidence=case.to_json())]
 
 
 def _finding(case: CaseFile, one: Diagnosis, node: str) -> Finding:
     why = f"{case.issue_id}: {one.location}: {one.root_cause or one.location_explanation or 'named without a reason'}"
     unit = "" if one.confidence is None else "probability"
-    about = {"by": case.meta.get("by", ""), "repo": case.repo, "commit": case.commit}
-    evidence = {name: value for name, value in case.to_json().items() if name in ("issue_id", "repo", "commit")}
-    evidence |= {
-        "place": one.location,
-        "diagnosis": next(f for f in case.to_json()["findings"] if f["file"] == one.file and f["start"] == one.start),
-    }
-    return Finding("bug location", KIND, why, node, 0, one.solution_idea, one.confidence, unit, evidence, about)
+    about = {"repo": case.repo, "commit": case.commit}
+    evidence = {"issue_id": case.issue_id, **about, "place": one.location, "diagnosis": codec.to_json(one)}
+    identity = {"by": case.meta.by, **about}
+    return Finding("bug location", KIND, why, node, 0, one.solution_idea, one.confidence, unit, evidence, identity)

@@ -37,7 +37,7 @@ def signals_of(
         return {}
     first = case.findings[0]
     found = {"coverage": _coverage(first), "anchor": _anchor(first, case.issue, tools)}
-    found["recall_risk"] = "memory" if case.meta.get("zero_tool") else "evidence"
+    found["recall_risk"] = "memory" if case.meta.zero_tool else "evidence"
     if others:
         found["consistency"] = agreement([case, *others])
     if executed is not None:
@@ -81,12 +81,8 @@ def rivals(case: CaseFile, tools: RepoTools, speaker: Speaker) -> bool | None:
 
 def _coverage(one: Diagnosis) -> str:
     """``coverage``: how much of the span ``view_file`` displayed."""
-    seen = {
-        line
-        for shown in one.evidence
-        if shown.get("tool") == "view_file"
-        for line in range(shown["lines"][0], shown["lines"][1] + 1)
-    }
+    views = [shown.lines for shown in one.evidence if shown.tool == "view_file"]
+    seen = {line for first, last in views for line in range(first, last + 1)}
     lines = range(one.start, one.end + 1)
     held = sum(line in seen for line in lines)
     return "seen" if held == len(lines) else "part" if held else "unseen"

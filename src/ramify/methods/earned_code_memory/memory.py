@@ -10,6 +10,7 @@ import ast
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,16 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.config import check as check_config
 from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.methods.earned_code_memory import algorithm, roles
 from ramify.methods.earned_code_memory import trajectory as traj
 from ramify.methods.earned_code_memory.algorithm import MemoryConfig
+from ramify.methods.earned_code_memory.results import CodifiedPlans, Reflected
 from ramify.methods.earned_code_memory.retrieval import Index
 from ramify.methods.earned_code_memory.roles import Role, RoleReply
 from ramify.methods.earned_code_memory.store import MemoryEntry, MemoryState, MemoryStore, MemoryTask, ToolEntry, clean, entry_id
 from ramify.methods.earned_code_memory.tools import admit, is_atomic, read_candidate
+from ramify.methods.earned_code_memory.trajectory import KeptMessage
 from ramify.sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -51,6 +55,13 @@ class Injection:
     """Entries and tools that were chosen."""
     spent: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Tokens of the manager."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A candidate that says what the entry of this id says."""
+
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +314,7 @@ class Memory:
         body = {
             "task": task,
             "query": query,
-            "messages": kept,
+            "messages": codec.to_json(kept),
             "outcome": outcome,
             "followed": went,
             "called": [c for c in made if c in state.tools],
@@ -347,21 +358,8 @@ class Memory:
             name = entry_id(kind, title, body, heads)
             if name not in self.store.state.entries:
                 steps = self._steps(body) if kind == "plan" else ()
-                write(
-                    "add",
-                    {
-                        "entry": {
-                            "id": name,
-                            "kind": kind,
-                            "title": title,
-                            "body": body,
-                            "scope": scope,
-                            "steps": steps,
-                            "source": by,
-                            "supersedes": heads,
-                        }
-                    },
-                )
+                entry = MemoryEntry(name, kind, title, body, scope, steps, source=by, supersedes=heads)
+                write("add", {"entry": codec.to_json(entry)})
         return name
 
     def _heads(self, names: Sequence[str], kind: str) -> tuple[str, ...]:
@@ -381,14 +379,14 @@ class Memory:
 
     async def reflect(
         self, reflector: Role, budget_tokens: int | None = None, at: Callable[[int], None] = lambda done: None
-    ) -> dict[str, Any]:
+    ) -> Reflected:
         """Ask ``reflector`` of every recorded task that was not reflected on; each is done once, whoever asks. Returns counts.
 
         ``budget_tokens`` ends it after the task that reaches it. What cannot be read, is not screened, holds a secret, is too
         long or quotes nothing is dropped and counted; what rests on text from outside waits for a person. Raises what the
         reflector raises.
         """
-        report: dict[str, Any] = {"tasks": 0, "entries": 0, "waiting": 0, "dropped": {}, "tokens": 0}
+        made = Reflected()
         waiting = [task.id for task in self.state.tasks.values() if task.recorded and not task.reflected]
         if self.config.reflect == "new" and (
             old := [name for name in waiting if self._nothing_new(self.store.state.tasks[name])]
@@ -397,46 +395,41 @@ class Memory:
                 write("reflect", {"tasks": old, "entries": []})
             waiting = [name for name in waiting if name not in old]
         for done, name in enumerate(waiting, 1):
-            if budget_tokens is not None and report["tokens"] >= budget_tokens:
+            if budget_tokens is not None and made.tokens >= budget_tokens:
                 break
-            await self._reflect_on(name, reflector, report)
+            made = made.plus(await self._reflect_on(name, reflector))
             at(done)
-        return report
+        return made
 
     def _nothing_new(self, task: MemoryTask) -> bool:
         """Whether it succeeded by a plan that it was given."""
         return task.outcome is True and bool(set(task.selected) & set(task.followed))
 
-    async def _reflect_on(self, name: str, reflector: Role, report: dict[str, Any]) -> None:
+    async def _reflect_on(self, name: str, reflector: Role) -> Reflected:
         task = self.store.state.tasks[name]
-        kept = self.store.body(task.recorded)["messages"]
+        kept = self.store.messages(task.recorded)
         found, spent, dropped = await self._written(task, kept, reflector)
         with self.store.writing() as write:
-            task, entries = self.store.state.tasks[name], list[dict[str, Any]]()
+            task, entries = self.store.state.tasks[name], list[MemoryEntry]()
             if task.reflected:  # another process was faster
                 write("spent", {"spent": {"reflection": spent}})
-                return
+                return Reflected()
             uses = self._went_by(task, kept)
             for one in found:
                 made = self._screened(one, task, kept)
                 if isinstance(made, str):
                     dropped.append(made)
-                elif "same" in made:
-                    uses.append([made["same"], task.query])
-                elif made["id"] not in self.store.state.entries and made["id"] not in [e["id"] for e in entries]:
+                elif isinstance(made, _Known):
+                    uses.append([made.id, task.query])
+                elif made.id not in self.store.state.entries and made.id not in [entry.id for entry in entries]:
                     entries.append(made)
-            write(
-                "reflect", {"tasks": [name], "entries": entries, "uses": uses, "spent": {"reflection": spent}, "dropped": dropped}
-            )
-        report["tasks"] += 1
-        report["entries"] += len(entries)
-        report["waiting"] += sum(entry["status"] == "review" for entry in entries)
-        report["tokens"] += sum(spent.values())
-        for why in dropped:
-            report["dropped"][why] = report["dropped"].get(why, 0) + 1
+            body = {"tasks": [name], "entries": codec.to_json(entries), "uses": uses, "dropped": dropped}
+            write("reflect", body | {"spent": {"reflection": spent}})
+        waiting = sum(entry.status == "review" for entry in entries)
+        return Reflected(1, len(entries), waiting, dict(Counter(dropped)), sum(spent.values()))
 
     async def _written(
-        self, task: MemoryTask, kept: Sequence[Mapping[str, Any]], reflector: Role
+        self, task: MemoryTask, kept: Sequence[KeptMessage], reflector: Role
     ) -> tuple[list[Any], dict[str, int], list[str]]:
         """Candidates as the reflector wrote them, what they cost, and what could not be read."""
         near = self._entries.nearest(f"{task.query} {' '.join(traj.calls_in(kept))}", 8)
@@ -463,7 +456,7 @@ class Memory:
         found = parsed.get("candidates") if isinstance(parsed, Mapping) else parsed
         return (found[:20], spent, []) if isinstance(found, list) else ([], spent, ["unreadable"])
 
-    def _went_by(self, task: MemoryTask, kept: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    def _went_by(self, task: MemoryTask, kept: Sequence[KeptMessage]) -> list[list[str]]:
         """Plans that a task which was given nothing went by all the same: evidence in logs of agents without a memory."""
         if task.selected:
             return []
@@ -473,8 +466,8 @@ class Memory:
             [p.id, task.query] for p in plans if p.kind == "plan" and p.status == "active" and algorithm.followed(p.steps, calls)
         ]
 
-    def _screened(self, one: Any, task: MemoryTask, kept: Sequence[Mapping[str, Any]]) -> dict[str, Any] | str:
-        """A candidate as it is stored, ``{"same": id}`` where it says nothing new, or why it is dropped."""
+    def _screened(self, one: Any, task: MemoryTask, kept: Sequence[KeptMessage]) -> MemoryEntry | _Known | str:
+        """A candidate as an entry, the one that it says again, or why it is dropped."""
         if not isinstance(one, Mapping) or not all(
             isinstance(one.get(k), str) and one[k].strip() for k in ("kind", "title", "body")
         ):
@@ -506,7 +499,7 @@ class Memory:
 
     def _merged(
         self, kind: str, title: str, body: str, scope: str, flag: str, quote: str, source: str, supersedes: Any
-    ) -> dict[str, Any]:
+    ) -> MemoryEntry | _Known:
         entries = self.state.entries
         named = [
             n for n in (supersedes if isinstance(supersedes, list) else []) if n in entries and _alike(entries[n].kind, kind)
@@ -515,7 +508,7 @@ class Memory:
         alike = [(algorithm.similar(title, e.title), algorithm.similar(body, e.body), e.id) for e in near if e.kind == kind]
         same = [(min(titles, bodies), name) for titles, bodies, name in alike if min(titles, bodies) >= SAME]
         if same:
-            return {"same": max(same)[1]}
+            return _Known(max(same)[1])
         heads = self._heads(
             [*named, *(name for titles, bodies, name in alike if titles >= MERGE[0] and bodies >= MERGE[1])], kind
         )
@@ -524,27 +517,12 @@ class Memory:
             flag = "; ".join(part for part in (flag, f"it contradicts {', '.join(against)}") if part)
             heads = (*heads, *against)
         steps = self._steps(body) if kind == "plan" else ()
+        name, task = entry_id(kind, title, body, heads), source.partition(":")[0]
         status = "review" if flag else "active"
-        name = entry_id(kind, title, body, heads)
-        entry = MemoryEntry(
-            name, kind, title, body, scope, steps, (source.partition(":")[0],), quote, source, flag, heads, status
-        )
+        entry = MemoryEntry(name, kind, title, body, scope, steps, (task,), quote, source, flag, heads, status)
         if flag and self.reviewer is not None and (accepted := self.reviewer(entry)) is not None:
-            status = "active" if accepted else "rejected"
-        return {
-            "id": name,
-            "kind": kind,
-            "title": title,
-            "body": body,
-            "scope": scope,
-            "steps": steps,
-            "evidence": entry.evidence,
-            "quote": quote,
-            "source": source,
-            "flag": flag,
-            "supersedes": heads,
-            "status": status,
-        }
+            return replace(entry, status="active" if accepted else "rejected")
+        return entry
 
     def contradicted(self, kind: str, text: str, known: Sequence[str] = ()) -> list[str]:
         """Active facts and pitfalls near ``text`` that cannot be right where it is,
@@ -599,7 +577,7 @@ class Memory:
 
     async def codify(
         self, codifier: Role, sandbox: Sandbox | None = None, k: int | None = None, at: Callable[[int], None] = lambda done: None
-    ) -> dict[str, Any]:
+    ) -> CodifiedPlans:
         """Have tools written for the plans past the gate: once for each version of a plan and its evidence,
         whoever asks. Returns counts.
 
@@ -607,18 +585,18 @@ class Memory:
         :func:`ramify.methods.earned_code_memory.tools.admit`.
         Raises what the codifier raises, NeedsError where there is no sandbox.
         """
-        report: dict[str, Any] = {"plans": 0, "active": [], "waiting": [], "gave up": {}, "tokens": 0}
+        made = CodifiedPlans()
         for done, plan in enumerate(self.past_the_gate(k), 1):
             with self.store.writing() as write:
                 key = self._key(plan.id, self.store.state.evidence(plan.id))
                 if _tried(self.store.state, key):
                     continue
                 write("attempt", {"key": key, "plan": plan.id, "status": f"running {os.getpid()}"})
-            await self._codify(plan, key, codifier, sandbox, report)
+            made = made.plus(await self._codify(plan, key, codifier, sandbox))
             at(done)
-        return report
+        return made
 
-    async def _codify(self, plan: MemoryEntry, key: str, codifier: Role, sandbox: Sandbox | None, report: dict[str, Any]) -> None:
+    async def _codify(self, plan: MemoryEntry, key: str, codifier: Role, sandbox: Sandbox | None) -> CodifiedPlans:
         state, config = self.store.state, self.config
         queries, spent = sorted(state.requests(plan.id)), dict[str, int]()
         given = {"id": plan.id, "title": plan.title, "body": plan.body, "scope": plan.scope}
@@ -636,28 +614,19 @@ class Memory:
             made, errors = await self._admitted(reply.text, plan, queries, sandbox)
             if not errors:
                 break
-        report["plans"] += 1
-        report["tokens"] += sum(spent.values())
+        total, names = sum(spent.values()), dict[str, list[str]](active=[], candidate=[])
         with self.store.writing() as write:
             if errors or self.store.state.entries[plan.id].status != "active":
                 why = "; ".join(errors[:4])[:600] if errors else "the plan was superseded meanwhile"
                 write("attempt", {"key": key, "plan": plan.id, "status": f"gave up: {why}", "spent": {"codification": spent}})
-                report["gave up"][plan.id] = why
-                return
-            cost = sum(spent.values()) // len(made)
+                return CodifiedPlans(plans=1, gave_up={plan.id: why}, tokens=total)
             for tool in made:
                 status, why = self._let_in(tool)
-                write("tool", {"tool": {**_row(tool), "status": status, "why": why, "tokens": cost}})
-                report["active" if status == "active" else "waiting"].append(tool.name)
-            write(
-                "attempt",
-                {
-                    "key": key,
-                    "plan": plan.id,
-                    "status": f"made {', '.join(t.name for t in made)}",
-                    "spent": {"codification": spent},
-                },
-            )
+                write("tool", {"tool": codec.to_json(replace(tool, status=status, why=why, tokens=total // len(made)))})
+                names[status].append(tool.name)
+            done = f"made {', '.join(t.name for t in made)}"
+            write("attempt", {"key": key, "plan": plan.id, "status": done, "spent": {"codification": spent}})
+        return CodifiedPlans(1, tuple(names["active"]), tuple(names["candidate"]), {}, total)
 
     async def _admitted(
         self, text: str, plan: MemoryEntry, queries: Sequence[str], sandbox: Sandbox | None
@@ -810,8 +779,3 @@ def _tried(state: MemoryState, key: str) -> bool:
 
 def _active(tool: ToolEntry) -> ToolEntry:
     return replace(tool, status="active")
-
-
-def _row(tool: ToolEntry) -> dict[str, Any]:
-    names = ("name", "plan", "parameters", "doc", "source", "tests", "deps", "queries", "shared", "env_version", "atomic")
-    return {name: getattr(tool, name) for name in names}

@@ -73,8 +73,8 @@ class Remembers(Middleware):
         task = None if self.memory is None else _task(given.messages)
         if self.memory is None or task is None:
             return completion
-        found, record = self._given.get(task[0]), dict[str, Any]()
-        record = {"task": task[0], "ids": list(found.ids) if found is not None else []}
+        found = self._given.get(task[0])
+        record: dict[str, Any] = {"task": task[0], "ids": list(found.ids) if found is not None else []}
         usage = (completion.data or {}).get("usage") or {}
         spent = self._spent.setdefault(task[0], Counter())
         spent.update(input=int(usage.get("prompt_tokens") or 0), output=int(usage.get("completion_tokens") or 0))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +14,65 @@ import numpy as np
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import refusal, write_whole
 from ramify.methods.earned_code_memory.algorithm import break_even
+from ramify.methods.earned_code_memory.results import (
+    ChainLink,
+    ChangedEntry,
+    MemoryEntryUse,
+    MemoryReport,
+    MemoryTasks,
+    MemoryTokens,
+    MemoryToolUse,
+    Repaid,
+    ReplayedMemory,
+    TokensEach,
+    WhyThere,
+)
 from ramify.methods.earned_code_memory.store import MemoryEntry, MemoryState, MemoryStore, MemoryTask, ToolEntry
 
 SERVING, BUILDING = ("executor", "manager", "embedding"), ("reflection", "codification")
 
 
-def report(state: MemoryState) -> dict[str, Any]:
+def report(state: MemoryState) -> MemoryReport:
     """Spending by who spent it, what the entries were used for, what they saved, and when that pays.
     Costs are of recorded tasks with tokens."""
     spent = {who: sum(classes.values()) for who, classes in state.tokens.items()}
-    sums = {"serving": sum(spent.get(who, 0) for who in SERVING), "construction": sum(spent.get(who, 0) for who in BUILDING)}
+    serving, construction = (sum(spent.get(who, 0) for who in group) for group in (SERVING, BUILDING))
     with_, without = _costs(state, lambda task: bool(task.selected)), _costs(state, lambda task: not task.selected)
     saving = _less(without, with_)
-    tools = [_tool(state, tool) for tool in state.tools.values()]
+    tools = tuple(_tool(state, tool) for tool in state.tools.values())
     given: dict[str, list[MemoryTask]] = defaultdict(list)
     for task in state.tasks.values():
         for name in task.selected:
             given[name].append(task)
-    entries = [
-        _entry(state, entry, given[entry.id], without) for entry in state.entries.values() if entry.status in ("active", "review")
-    ]
-    return {
-        "tasks": {"served or recorded": len(state.tasks), "given something": len(with_), "given nothing": len(without)},
-        "tokens": {"by": state.tokens, **sums, "total": sums["serving"] + sums["construction"]},
-        "per task": {"given something": _mean(with_), "given nothing": _mean(without), "saving": saving},
-        "per solved task": {
-            "given something": _solved(state, lambda task: bool(task.selected)),
-            "given nothing": _solved(state, lambda task: not task.selected),
-        },
-        "break_even": pays(sums["construction"], saving),
-        "entries": entries,
-        "tools": tools,
-        "never_used": [tool["name"] for tool in tools if tool["calls"] == 0 and tool["status"] != "candidate"],
-        "waiting": [e["id"] for e in entries if e["status"] == "review"]
-        + [t["name"] for t in tools if t["status"] == "candidate"],
-        "dropped": dict(sorted(state.dropped.items())),
-    }
+    entries = tuple(
+        _entry(state, entry, given[entry.id]) for entry in state.entries.values() if entry.status in ("active", "review")
+    )
+    return MemoryReport(
+        tasks=MemoryTasks(len(state.tasks), len(with_), len(without)),
+        tokens=MemoryTokens(state.tokens, serving, construction, serving + construction),
+        per_task=TokensEach(_mean(with_), _mean(without), saving),
+        per_solved_task=TokensEach(
+            _solved(state, lambda task: bool(task.selected)), _solved(state, lambda task: not task.selected)
+        ),
+        break_even=pays(construction, saving),
+        entries=entries,
+        tools=tools,
+        never_used=tuple(tool.name for tool in tools if tool.calls == 0 and tool.status != "candidate"),
+        waiting=(
+            *(entry.id for entry in entries if entry.status == "review"),
+            *(tool.name for tool in tools if tool.status == "candidate"),
+        ),
+        dropped=dict(sorted(state.dropped.items())),
+    )
 
 
-def pays(construction: float, saving: float | None) -> dict[str, Any]:
+def pays(construction: float, saving: float | None) -> Repaid:
     """When ``construction`` tokens are paid back: the number of tasks, "never" where nothing is saved,
     None where nothing is known."""
     if saving is None:
-        return {"construction": construction, "saving": None, "after": None}
+        return Repaid(construction, None, None)
     found = break_even(construction, saving)
-    return {"construction": construction, "saving": saving, "after": "never" if found is None else found}
+    return Repaid(construction, saving, "never" if found is None else found)
 
 
 def _cost(task: MemoryTask) -> int:
@@ -83,52 +98,51 @@ def _solved(state: MemoryState, wanted: Any) -> float | None:
     return sum(map(_cost, tasks)) / won if won else None
 
 
-def _entry(state: MemoryState, entry: MemoryEntry, given: Sequence[MemoryTask], without: Sequence[float]) -> dict[str, Any]:
+def _entry(state: MemoryState, entry: MemoryEntry, given: Sequence[MemoryTask]) -> MemoryEntryUse:
     """Uses of an entry and its break-even: what tasks cost that were given nothing, beside those that were given it."""
     uses = state.uses.get(entry.id, {})
     ended = [task.outcome for task in given if task.outcome is not None]
     saving = _less(
         _costs(state, lambda task: not task.selected), [_cost(task) for task in given if task.recorded and _cost(task)]
     )
-    return {
-        "id": entry.id,
-        "kind": entry.kind,
-        "title": entry.title,
-        "status": entry.status,
-        "flag": entry.flag,
-        "given": len(given),
-        "selected": len(uses.get("selected", ())),
-        "followed": len(uses.get("followed", ())),
-        "evidence": len(state.evidence(entry.id)) if entry.kind == "plan" else 0,
-        "succeeded": sum(map(bool, ended)),
-        "ended": len(ended),
-        "tokens": entry.tokens,
-        "saving": saving,
-        "break_even": pays(entry.tokens, saving)["after"],
-    }
+    return MemoryEntryUse(
+        id=entry.id,
+        kind=entry.kind,
+        title=entry.title,
+        status=entry.status,
+        flag=entry.flag,
+        given=len(given),
+        selected=len(uses.get("selected", ())),
+        followed=len(uses.get("followed", ())),
+        evidence=len(state.evidence(entry.id)) if entry.kind == "plan" else 0,
+        succeeded=sum(map(bool, ended)),
+        ended=len(ended),
+        tokens=entry.tokens,
+        saving=saving,
+        break_even=pays(entry.tokens, saving).after,
+    )
 
 
-def _tool(state: MemoryState, tool: ToolEntry) -> dict[str, Any]:
+def _tool(state: MemoryState, tool: ToolEntry) -> MemoryToolUse:
     """Uses, checks and break-even of a tool: what tasks cost that were given its plan and did not call it, beside those that
     did."""
     plans = set(state.chain(tool.plan)) | set(state.heads(tool.plan))
     called = _costs(state, lambda task: tool.name in task.called)
     text = _costs(state, lambda task: plans & set(task.selected) and tool.name not in task.called)
     saving = tool.saved / tool.calls if tool.saved and tool.calls else _less(text, called)
-    found = pays(tool.tokens, saving)
-    return {
-        "name": tool.name,
-        "plan": tool.plan,
-        "status": tool.status,
-        "why": tool.why,
-        "calls": tool.calls,
-        "failures": tool.failures,
-        "raised": tool.raised,
-        "tokens": tool.tokens,
-        "saving": saving,
-        "break_even": found["after"],
-        "env_version": tool.env_version,
-    }
+    return MemoryToolUse(
+        name=tool.name,
+        plan=tool.plan,
+        status=tool.status,
+        why=tool.why,
+        calls=tool.calls,
+        failures=tool.failures,
+        raised=tool.raised,
+        tokens=tool.tokens,
+        saving=saving,
+        break_even=pays(tool.tokens, saving).after,
+        env_version=tool.env_version,
+    )
 
 
 def find(state: MemoryState, name: str) -> MemoryEntry | ToolEntry:
@@ -142,69 +156,47 @@ def find(state: MemoryState, name: str) -> MemoryEntry | ToolEntry:
     raise UserError(f"'{name}' {what} ({nearest(name, [*state.entries, *state.tools])})")
 
 
-def why(state: MemoryState, name: str) -> dict[str, Any]:
-    """Why an entry or tool is there: the requests that it was made from, what it replaced,
-    what it rests on, and how its checks went."""
+def why(state: MemoryState, name: str) -> WhyThere:
+    """Why an entry or tool is there. Raises UserError as :func:`find`."""
     found = find(state, name)
+    plan = found.plan if isinstance(found, ToolEntry) else found.id
+    reasons = WhyThere(
+        entry=None,
+        tool=None,
+        evidence_queries=tuple(sorted(state.requests(plan))),
+        structures=tuple(sorted(state.evidence(plan))),
+        needed=state.config.gate if state.config.gate < float("inf") else "never",
+        chain=tuple(
+            ChainLink(one, state.entries[one].status, state.entries[one].title)
+            for one in state.chain(plan)
+            if one in state.entries
+        ),
+        tools=tuple(tool.name for tool in state.tools_of(plan)),
+    )
     if isinstance(found, ToolEntry):
-        plan = found.plan
-        own: dict[str, Any] = {
-            **_tool(state, found),
-            "queries": list(found.queries),
-            "deps": list(found.deps),
-            "guard": list(found.shared),
-        }
-    else:
-        given = [task for task in state.tasks.values() if found.id in task.selected]
-        plan, own = (
-            found.id,
-            _entry(state, found, given, _costs(state, lambda task: not task.selected))
-            | {"body": found.body, "quote": found.quote, "source": found.source, "scope": found.scope},
-        )
-    chain = [
-        {"id": one, "status": state.entries[one].status, "title": state.entries[one].title}
-        for one in state.chain(plan)
-        if one in state.entries
-    ]
-    return {
-        **own,
-        "evidence_queries": sorted(state.requests(plan)),
-        "structures": sorted(state.evidence(plan)),
-        "needed": _gate(state),
-        "chain": chain,
-        "tools": [tool.name for tool in state.tools_of(plan)],
-    }
+        return replace(reasons, tool=_tool(state, found), queries=found.queries, deps=found.deps, guard=found.shared)
+    given = [task for task in state.tasks.values() if found.id in task.selected]
+    texts = {name: getattr(found, name) for name in ("body", "quote", "source", "scope")}
+    return replace(reasons, entry=_entry(state, found, given), **texts)
 
 
-def _gate(state: MemoryState) -> float | str:
-    return state.config.gate if state.config.gate < float("inf") else "never"
-
-
-def difference(before: MemoryState, after: MemoryState) -> list[dict[str, Any]]:
+def difference(before: MemoryState, after: MemoryState) -> tuple[ChangedEntry, ...]:
     """What was added and what changed its status between two states."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for kind in ("entries", "tools"):
         old, new = getattr(before, kind), getattr(after, kind)
         for name, one in new.items():
             was = old[name].status if name in old and old[name].created == one.created else None
             if was != one.status:
-                title = one.title if isinstance(one, MemoryEntry) else one.doc.partition("\n")[0]
-                rows.append(
-                    {
-                        "id": name,
-                        "kind": one.kind if isinstance(one, MemoryEntry) else "tool",
-                        "was": was,
-                        "is": one.status,
-                        "title": title,
-                    }
-                )
-    return rows
+                what, title = (one.kind, one.title) if isinstance(one, MemoryEntry) else ("tool", one.doc.partition("\n")[0])
+                rows.append(ChangedEntry(name, what, was, one.status, title))
+    return tuple(rows)
 
 
-def replay(store: MemoryStore) -> dict[str, Any]:
+def replay(store: MemoryStore) -> ReplayedMemory:
     """Make the state anew from the log and compare: whether they are equal, and what breaks a rule of the store."""
     anew = store.at(store.refresh().seq)
-    return {"events": store.state.seq, "equal": anew.snapshot() == store.state.snapshot(), "faults": faults(anew)}
+    return ReplayedMemory(store.state.seq, anew == store.state, tuple(faults(anew)))
 
 
 def faults(state: MemoryState) -> list[str]:
@@ -259,16 +251,3 @@ def export(state: MemoryState, folder: Path) -> list[str]:
 
 def _indented(text: str) -> str:
     return "\n".join(f"    {line}" if line.strip() else "" for line in text.strip().splitlines())
-
-
-def rows_of(found: Mapping[str, Any]) -> list[list[Any]]:
-    """A record as two columns, lists joined."""
-
-    def cell(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return "; ".join(str(cell(one)) for one in value) or "-"
-        if isinstance(value, Mapping):
-            return ", ".join(f"{k} {cell(v)}" for k, v in value.items()) or "-"
-        return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else value
-
-    return [[name, cell(value)] for name, value in found.items()]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.methods.earned_code_memory.algorithm import structure
 from ramify.methods.earned_code_memory.memory import Memory
+from ramify.methods.earned_code_memory.results import LearnedRun, RecurringProcedure
 from ramify.methods.earned_code_memory.rules import procedure
 from ramify.trace.message import Message
 from ramify.trace.node import Finding
@@ -19,7 +20,7 @@ from ramify.trace.view import View, views
 LEARN = "earned-code-memory learn"
 
 
-def learn(memory: Memory, source: Path, form: str | None = None) -> dict[str, Any]:
+def learn(memory: Memory, source: Path, form: str | None = None) -> LearnedRun:
     """Record every finished attempt of ``source`` that the memory does not hold, and find procedures that recur.
 
     A procedure recurs where attempts at ``k`` structurally different tasks go through the same calls. Raises UserError where
@@ -48,39 +49,38 @@ def learn(memory: Memory, source: Path, form: str | None = None) -> dict[str, An
         raise UserError(f"{source} holds no attempt with a request and a reply")
     k = min(memory.config.k, 1000)
     procedures = [_procedure(steps, tasks) for steps, tasks in seen.items()]
-    found = sorted((one for one in procedures if one["structures"] >= k), key=lambda one: (-one["structures"], one["calls"]))
-    warning = conclude(source, LEARN, [_finding(one, memory) for one in found])
-    return {"recorded": recorded, "known": known, "recurring": found, "k": k, "warning": warning}
+    found = sorted((one for one in procedures if one.structures >= k), key=lambda one: (-one.structures, one.calls))
+    conclude(source, LEARN, [_finding(one, memory) for one in found])
+    return LearnedRun(recorded, known, tuple(found), k, str(memory.store.path))
 
 
 def _texts(view: View) -> list[str]:
     return [part for one in view.messages for part in (one.role, one.text)]
 
 
-def _procedure(steps: tuple[str, ...], tasks: list[tuple[str, str, bool | None]]) -> dict[str, Any]:
+def _procedure(steps: tuple[str, ...], tasks: list[tuple[str, str, bool | None]]) -> RecurringProcedure:
     queries = sorted({query for query, _, _ in tasks})
     ended = [success for _, _, success in tasks if success is not None]
-    return {
-        "calls": list(steps),
-        "attempts": len(tasks),
-        "structures": len({structure(query) for query in queries}),
-        "queries": queries[:10],
-        "succeeded": sum(ended),
-        "ended": len(ended),
-        "node": tasks[0][1],
-    }
+    return RecurringProcedure(
+        calls=steps,
+        attempts=len(tasks),
+        structures=len({structure(query) for query in queries}),
+        queries=tuple(queries[:10]),
+        succeeded=sum(ended),
+        ended=len(ended),
+        node=tasks[0][1],
+    )
 
 
-def _finding(one: dict[str, Any], memory: Memory) -> Finding:
-    chain = " > ".join(one["calls"])
+def _finding(one: RecurringProcedure, memory: Memory) -> Finding:
     return Finding(
         "recurring procedure",
         LEARN,
-        f"{one['structures']} structurally different requests in {one['attempts']} attempts go through {chain}",
-        node=one["node"],
+        f"{one.structures} structurally different requests in {one.attempts} attempts go through {one.chain}",
+        node=one.node,
         action=f"ramify earned-code-memory reflect {memory.store.path}, then codify",
-        value=float(one["structures"]),
+        value=float(one.structures),
         unit="structures",
-        evidence={name: one[name] for name in ("calls", "attempts", "succeeded", "ended", "queries")},
+        evidence={name: value for name, value in codec.to_json(one).items() if name not in ("node", "structures")},
         identity={"k": memory.config.k},
     )

@@ -19,11 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import reason
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.secrets import redact, without_keys
 from ramify.methods.earned_code_memory.algorithm import MemoryConfig, structure, wording
+from ramify.methods.earned_code_memory.trajectory import KeptMessage
 
 APPLICATION_ID, SCHEMA = 0x4D454D31, 1
 _TABLES = "CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL)"
@@ -136,7 +138,7 @@ class MemoryState:
     dropped: dict[str, int] = field(default_factory=dict)
     """What was not kept, by reason."""
     seq: int = 0
-    touched: set[str] = field(default_factory=set)
+    touched: set[str] = field(default_factory=set, compare=False)
     """Entries and tools that changed since somebody looked; who looks empties it."""
 
     def apply(self, seq: int, kind: str, body: Mapping[str, Any]) -> None:
@@ -183,24 +185,6 @@ class MemoryState:
         """Tools made of a plan or of what it superseded."""
         chain = set(self.chain(plan))
         return [tool for tool in self.tools.values() if tool.plan in chain]
-
-    def snapshot(self) -> dict[str, Any]:
-        """All of it as JSON, for comparing two states."""
-
-        def row(record: Any) -> Any:
-            return {name: getattr(record, name) for name in type(record).__slots__}
-
-        plain = {
-            "config": self.config.to_json(),
-            "apis": self.apis,
-            "attempts": self.attempts,
-            "tokens": self.tokens,
-            "dropped": self.dropped,
-            "uses": {plan: {k: sorted(v) for k, v in uses.items()} for plan, uses in self.uses.items()},
-            **{kind: {name: row(one) for name, one in getattr(self, kind).items()} for kind in ("entries", "tools", "tasks")},
-        }
-        copy: dict[str, Any] = json.loads(canonical_json(plain))
-        return copy
 
     # One function a kind of event
 
@@ -418,12 +402,12 @@ class MemoryStore:
             )
             yield from rows.fetchall()
 
-    def body(self, seq: int) -> dict[str, Any]:
-        """The body of one event."""
+    def messages(self, seq: int) -> list[KeptMessage]:
+        """What an agent did, of the event that recorded it. Raises UserError where that is none."""
         with self.lock, self._clear_errors():
             row = self._db.execute("SELECT body FROM events WHERE seq = ?", (seq,)).fetchone()
-        found: dict[str, Any] = json.loads(row[0]) if row else {}
-        return found
+        body = json.loads(row[0]) if row else {}
+        return codec.from_json(list[KeptMessage], body.get("messages"), f"{self.path}: event {seq}")
 
     def vectors(self, model: str, texts: Sequence[str]) -> dict[str, bytes]:
         """Vectors of texts, float32, that ``model`` made earlier; they are kept beside the log and are no part of it."""

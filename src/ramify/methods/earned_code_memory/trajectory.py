@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.trace.message import Message, read_message
 
@@ -18,6 +20,26 @@ SHINGLE = 5
 CALL_NAME = re.compile(r"`?\b([A-Za-z_][\w]*(?:\.[A-Za-z_]\w*)*)\(")
 
 
+@dataclass(frozen=True, slots=True)
+class KeptCall:
+    """A call as it is stored: its arguments are JSON."""
+
+    name: str
+    arguments: str
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.arguments})"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMessage:
+    """A message as it is stored."""
+
+    role: str
+    text: str
+    calls: tuple[KeptCall, ...] = ()
+
+
 def messages_in(given: Sequence[Any], where: str = "the trajectory") -> list[Message]:
     """Messages of objects in OpenAI's form or of :class:`Message`. Raises UserError naming the one that is none."""
     found = [one if isinstance(one, Message) else read_message(one, f"{where}: message {i}") for i, one in enumerate(given, 1)]
@@ -26,8 +48,8 @@ def messages_in(given: Sequence[Any], where: str = "the trajectory") -> list[Mes
     return found
 
 
-def stored(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as JSON, within the limits."""
+def stored(messages: Sequence[Message]) -> list[KeptMessage]:
+    """Messages as they are kept, within the limits."""
     kept = list(messages)
     if len(kept) > MOST_MESSAGES:
         half = MOST_MESSAGES // 2
@@ -35,12 +57,11 @@ def stored(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_stored(one) for one in kept]
 
 
-def _stored(one: Message) -> dict[str, Any]:
+def _stored(one: Message) -> KeptMessage:
     calls = [
-        {"name": str(call.name), "arguments": cut(json.dumps(dict(call.arguments), ensure_ascii=False, default=str))}
-        for call in one.calls
+        KeptCall(str(call.name), cut(json.dumps(dict(call.arguments), ensure_ascii=False, default=str))) for call in one.calls
     ]
-    return {"role": one.role, "text": cut(one.text)} | ({"calls": calls} if calls else {})
+    return KeptMessage(one.role, cut(one.text), tuple(calls))
 
 
 def cut(text: str, most: int = MOST_CHARS) -> str:
@@ -48,28 +69,31 @@ def cut(text: str, most: int = MOST_CHARS) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
-def calls_in(kept: Sequence[Mapping[str, Any]]) -> list[str]:
+def calls_in(kept: Sequence[KeptMessage]) -> list[str]:
     """Names of the calls that were made, in order."""
-    return [call["name"] for one in kept for call in one.get("calls", ())]
+    return [call.name for one in kept for call in one.calls]
 
 
-def compact(kept: Sequence[Mapping[str, Any]], width: int = 160) -> list[str]:
+def compact(kept: Sequence[KeptMessage], width: int = 160) -> list[str]:
     """One line a step: what was called, or said, or came back."""
     lines = []
     for i, one in enumerate(kept):
-        calls = " ".join(f"{call['name']}({call['arguments']})" for call in one.get("calls", ()))
-        text = " ".join((calls or one["text"]).split())
-        lines.append(f"{i}. {one['role']}: {text if len(text) <= width else text[: width - 1] + '…'}")
+        text = " ".join((" ".join(map(str, one.calls)) or one.text).split())
+        lines.append(f"{i}. {one.role}: {text if len(text) <= width else text[: width - 1] + '…'}")
     return lines
 
 
-def in_full(kept: Sequence[Mapping[str, Any]], numbers: Sequence[Any]) -> dict[str, str]:
+def in_full(kept: Sequence[KeptMessage], numbers: Sequence[Any]) -> dict[str, str]:
     """The steps of these numbers in full, at most twelve."""
     wanted = [n for n in numbers if isinstance(n, int) and 0 <= n < len(kept)][:12]
-    return {str(n): json.dumps(kept[n], ensure_ascii=False) for n in wanted}
+    return {str(n): json.dumps(_whole(kept[n]), ensure_ascii=False) for n in wanted}
 
 
-def found_in(quote: str, kept: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+def _whole(one: KeptMessage) -> Any:
+    return {name: value for name, value in codec.to_json(one).items() if value != []}
+
+
+def found_in(quote: str, kept: Sequence[KeptMessage]) -> tuple[int, str] | None:
     """Step and role where ``quote`` stands word for word (but for spaces):
     the first from outside (role tool), else the first. None where nowhere."""
     wanted = " ".join(quote.split())
@@ -77,20 +101,20 @@ def found_in(quote: str, kept: Sequence[Mapping[str, Any]]) -> tuple[int, str] |
         return None
     positions, first = [], _first_request(kept)
     for i, one in enumerate(kept):
-        texts = [one["text"], *(f"{call['name']}({call['arguments']})" for call in one.get("calls", ()))]
+        texts = [one.text, *map(str, one.calls)]
         if any(wanted in " ".join(text.split()) for text in texts) or wanted in compact([one])[0]:
-            positions.append((i, "tool" if one["role"] == "user" and i != first else one["role"]))
+            positions.append((i, "tool" if one.role == "user" and i != first else one.role))
     return next((position for position in positions if position[1] == "tool"), positions[0] if positions else None)
 
 
-def outside(kept: Sequence[Mapping[str, Any]]) -> str:
+def outside(kept: Sequence[KeptMessage]) -> str:
     """All that tools returned, and whatever a user said after the first request: text that nobody vouches for."""
     first = _first_request(kept)
-    return "\n".join(one["text"] for i, one in enumerate(kept) if one["role"] == "tool" or (one["role"] == "user" and i != first))
+    return "\n".join(one.text for i, one in enumerate(kept) if one.role == "tool" or (one.role == "user" and i != first))
 
 
-def _first_request(kept: Sequence[Mapping[str, Any]]) -> int:
-    return next((i for i, one in enumerate(kept) if one["role"] == "user"), -1)
+def _first_request(kept: Sequence[KeptMessage]) -> int:
+    return next((i for i, one in enumerate(kept) if one.role == "user"), -1)
 
 
 def taken_from(text: str, source: str, size: int = SHINGLE) -> str:
