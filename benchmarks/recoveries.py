@@ -70,8 +70,8 @@ def cell(arm: str, seed: int, size: str) -> dict[str, float]:
             if arm != "start":
                 job.learn(run, rival)
             success = job.evaluate(run, "after")["success"]
-            shares = [s["share_with_recovery"] for s in job.shown]
-            tokens = [s["tokens"] for s in job.shown]
+            shares = [s.share_with_recovery for s in job.shown]
+            tokens = [s.tokens for s in job.shown]
     return {"success": success, "with recovery": float(np.mean(shares or [0])), "trained": float(np.sum(tokens or [0]))}
 
 

@@ -98,14 +98,14 @@ def players():
 
 def share(value):
     """A share with its interval."""
-    return "" if value is None else f"{value['value']:.2f}" + f" ({value['interval'][0]:.2f} to {value['interval'][1]:.2f})"
+    return "" if value is None else f"{value.value:.2f}" + f" ({value.interval[0]:.2f} to {value.interval[1]:.2f})"
 
 
 def row(name, found):
     """One row of the page's table."""
-    cells = [name, f"{found['success_share']['k']} of {found['traces']}", found["steps"], share(found["loop_free"])]
-    cells += [share(found["recovery_traces"]), f"{found['recovery_rate']:.1f}", found["dead_ends"]]
-    cells += [f"{found['families_covered']} of {found['families']}", share(found["ambiguity"])]
+    cells = [name, f"{found.success_share.k} of {found.traces}", found.steps, share(found.loop_free)]
+    cells += [share(found.recovery_traces), f"{found.recovery_rate:.1f}", found.dead_ends]
+    cells += [f"{found.families_covered} of {found.families}", share(found.ambiguity)]
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -124,8 +124,8 @@ def main():
     solutions = Traces(from_records(texts()))
     marks, _ = asyncio.run(detect([[step.reply.text for step in trace.steps] for trace in solutions.traces], Lexicon()))
     found = audit_texts(solutions, marks, "lexicon")
-    back = {kind: found["kinds"][kind]["k"] for kind in ("retract", "restart", "verify")}
-    print(f"\ngsm_symbolic, {found['traces']} solutions, {found['steps']} steps by the phrases: {back}")
+    back = {kind: found.kinds[kind].k for kind in ("retract", "restart", "verify")}
+    print(f"\ngsm_symbolic, {found.traces} solutions, {found.steps} steps by the phrases: {back}")
 
 
 if __name__ == "__main__":

@@ -42,20 +42,18 @@ def main(policy=None, reference=None, source=None):
     pair = open_pair(policy, reference, cache="runs/logprobs")
     attempts = attempts_of(source, policy)
     scored = AdvantageScorer(pair, token="sum", step="mean").score_many(attempts)
-    records = [one.to_json("policy", "reference") for one in scored]
+    records = [one.record("policy", "reference") for one in scored]
     found = report(records)
-    print(found["verdict"])
-    print(
-        f"{found['attempts']} attempts at {found['tasks']} tasks, {found['positives']} succeeded, ceiling {found['luck_ceiling']}"
-    )
-    for row in found["scorers"][:3]:
-        print(f"  {row['scorer']}: AUROC {row['auroc']}, 95 % {row['interval']}")
+    print(found.verdict)
+    print(f"{found.attempts} attempts at {found.tasks} tasks, {found.positives} succeeded, ceiling {found.luck_ceiling}")
+    for row in found.scorers[:3]:
+        print(f"  {row.scorer}: AUROC {row.auroc}, 95 % {row.interval}")
     worth = select(records, n=8)
-    print(f"best of 8: {worth['best_of']}, mean of 8: {worth['mean']}, at best {worth['oracle']}")
+    print(f"best of 8: {worth.best_of}, mean of 8: {worth.mean}, at best {worth.oracle}")
     suspects = blame(records)  # the steps that stand out from those of successful attempts
-    print(suspects["verdict"])
-    for row in suspects["blamed"][:3]:
-        print(f"  attempt {row['trajectory_id'][:8]}, step {row['step']} ({row['action']}): {row['grade']:+.2f}")
+    print(suspects.verdict)
+    for row in suspects.blamed[:3]:
+        print(f"  attempt {row.trajectory_id[:8]}, step {row.step} ({row.action}): {row.grade:+.2f}")
     monitor = Monitor(load_model(Path(policy))[0], load_model(Path(reference))[0], on_step=print)
     first = attempts[0]  # the same grades, one by one while the agent acts
     start = int((first.step >= 0).argmax())

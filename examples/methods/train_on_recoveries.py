@@ -33,7 +33,7 @@ def main(checkpoint=None, source=None):
         ramify.play("builtin", ENVIRONMENT, ENVIRONMENT.task_set("train", 12), attempts=4, out=source)
     traces = load(Path(source))
     found = audit_traces(traces)
-    print(f"{found['traces']} traces, {found['recovery_rate']:.2f} recoveries each, coverage {found['recovery_coverage']:.0%}")
+    print(f"{found.traces} traces, {found.recovery_rate:.2f} recoveries each, coverage {found.recovery_coverage:.0%}")
     for mode in ("recovery_mix", "success_loop_erased"):
         model, template = load_model(folder)
         if not checkpoint and mode == "recovery_mix":
@@ -44,7 +44,7 @@ def main(checkpoint=None, source=None):
         loss = trainer.update(rows, {"cross_entropy": 1.0})["cross_entropy"]
         model.refresh()
         save_model(model, folder, Path(f"runs/trained-{mode}"))
-        print(f"{mode}: {made.summary['tokens']} tokens, {made.summary['with_recovery']} recoveries, loss {loss:.3f}")
+        print(f"{mode}: {made.summary.tokens} tokens, {made.summary.with_recovery} recoveries, loss {loss:.3f}")
         if not checkpoint:
             print(f"  success {success(model, mode):.2f}")
 

@@ -8,6 +8,7 @@ import torch
 
 from ramify.env.builtin.desk import BOOKINGS, FILLERS, NAMES, VERBS, Desk, DeskEnvironment, rightful
 from ramify.env.protocol import Task
+from ramify.methods.implicit_advantage.records import ScoredStep, ScoreRecord
 from ramify.model.chat import TagTemplate, train_tokenizer
 from ramify.model.tokenizer import HfTokenizer
 from ramify_experiments import lockstep
@@ -62,6 +63,11 @@ def test_a_violation_changes_one_word_against_the_record_shown(tokenizer: HfToke
     assert repro.violations([lost], tokenizer, seed=0) == []
 
 
+def step(grade: float, logp: float) -> ScoredStep:
+    """A step of this grade, whatever the aggregation."""
+    return ScoredStep(0, 2, *[grade] * 5, logp, -1.0, False)
+
+
 def test_measures_and_choices() -> None:
     rng = np.random.default_rng(0)
     records = []
@@ -69,9 +75,7 @@ def test_measures_and_choices() -> None:
         for trial in range(repro.ATTEMPTS):
             success = bool(rng.random() < 0.4)
             grade = float(success + rng.normal(0, 0.3))
-            step = {"i": 0, "n_tokens": 2, "logp_theta": float(rng.normal()), "logp_ref": -1.0, "truncated": False}
-            step |= {f"A_{kind}": grade for kind in ("sum", "mean", "last", "min", "max")}
-            records.append({"trajectory_id": f"{task}-{trial}", "task_id": f"t{task:02}", "steps": [step], "success": success})
+            records.append(ScoreRecord(f"{task}-{trial}", f"t{task:02}", (step(grade, float(rng.normal())),), success=success))
     found = repro.measures(records)
     assert found["auroc"]["advantage"] > 0.9 > 0.7 > found["auroc"]["policy log-prob"]
     assert found["best-of-8"]["advantage"] - found["mean"] == pytest.approx(np.mean(found["gain by task"]), abs=1e-3)
@@ -80,9 +84,8 @@ def test_measures_and_choices() -> None:
 
 
 def test_attribution_counts_the_changed_step() -> None:
-    def record(*grades: float) -> dict[str, object]:
-        steps = [{"A_sum": g, "logp_theta": -abs(g), "n_tokens": 2, "truncated": False} for g in grades]
-        return {"steps": steps}
+    def record(*grades: float) -> ScoreRecord:
+        return ScoreRecord("a", "t", tuple(step(grade, -abs(grade)) for grade in grades))
 
     found = repro.attribution([record(0.1, -3.0, 0.2), record(0.5, 0.4), record(-1.0, 0.0, -2.0)], [1, 1, 2])
     assert found["sharpest-drop"] == pytest.approx(2 / 3)
@@ -107,11 +110,11 @@ def test_training_repeats_and_grades_are_of_the_pair(tokenizer: HfTokenizer, mon
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
     rows = [repro._trajectory(played(tokenizer, "well deny a", "well change b", "well cancel c"), 0)]
     same = repro.grade(models[0], fresh, tokenizer, rows)  # one group without contrast teaches nothing
-    assert [step["A_sum"] for step in same[0]["steps"]] == [0.0, 0.0, 0.0]
+    assert [step.A_sum for step in same[0].steps] == [0.0, 0.0, 0.0]
     other = repro.untrained(tokenizer, 1)
-    forth, back = (repro.grade(*pair, tokenizer, rows)[0]["steps"] for pair in ((fresh, other), (other, fresh)))
-    np.testing.assert_allclose([s["A_sum"] for s in forth], [-s["A_sum"] for s in back], rtol=1e-6)
-    assert abs(forth[0]["A_sum"]) > 0.1
+    forth, back = (repro.grade(*pair, tokenizer, rows)[0].steps for pair in ((fresh, other), (other, fresh)))
+    np.testing.assert_allclose([s.A_sum for s in forth], [-s.A_sum for s in back], rtol=1e-6)
+    assert abs(forth[0].A_sum) > 0.1
 
 
 @pytest.mark.slow

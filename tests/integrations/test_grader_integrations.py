@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,16 +164,16 @@ def test_no_step_below(grader: AdvantageGrader, tmp_path: Path) -> None:
     worst = float(scored.steps.min())
     assert_no_step_below(scored, worst)
     with Run.create(tmp_path / "run", {}) as run:
-        add_record(run, scored.to_json(), 1, graders(grader.pair))
+        add_record(run, scored.record(), 1, graders(grader.pair))
     assert_no_step_below(tmp_path / "run", worst)
     with pytest.raises(AssertionError, match=r"of 2 steps are graded below .* the lowest is step \d \('[xy]'\) of attempt 'a'"):
         assert_no_step_below([scored], worst + 0.01)
     with pytest.raises(UserError, match="no token aggregator 'total'"):
         assert_no_step_below(scored, worst, token="total")
-    cut = scored.to_json()
-    cut["steps"][0] |= {"truncated": True, "A_sum": -99.0}
+    whole = scored.record()
+    cut = replace(whole, steps=(replace(whole.steps[0], truncated=True, A_sum=-99.0), *whole.steps[1:]))
     assert_no_step_below(cut, worst)
     with pytest.raises(AssertionError, match="step 0"):
-        assert_no_step_below(cut | {"keep_truncated": True}, worst)
+        assert_no_step_below(replace(cut, keep_truncated=True), worst)
     with pytest.raises(AssertionError, match="no step was graded"):
         assert_no_step_below([], 0.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from ramify.env.builtin import desk
 from ramify.env.protocol import Task
 from ramify.methods.implicit_advantage.algorithm import A_PRIORI, RULES, best_of, blame, by_step
 from ramify.methods.implicit_advantage.confidence import token_columns
+from ramify.methods.implicit_advantage.records import ScoreRecord
 from ramify.methods.implicit_advantage.report import baselines, calibrate, cell_scores, column, select
 from ramify.methods.implicit_advantage.run import AdvantageScorer
 from ramify.model.chat import TagTemplate
@@ -187,47 +189,53 @@ def _trajectory(e: Episode, i: int, tokens: Sequence[int] | None = None) -> Traj
     return Trajectory(f"{e.task.id}-{i}", e.task.id, row, step, len(e.replies), e.reward, e.success, actions=tuple(e.replies))
 
 
-def grade(policy: TinyLM, reference: TinyLM, tokenizer: HfTokenizer, rows: Sequence[Trajectory]) -> list[dict[str, Any]]:
+def grade(policy: TinyLM, reference: TinyLM, tokenizer: HfTokenizer, rows: Sequence[Trajectory]) -> list[ScoreRecord]:
     """Score records of the method's own scorer."""
     pair = Pair(LocalModel(policy, tokenizer, name="policy"), LocalModel(reference, tokenizer, name="reference"))
-    return [scored.to_json() for scored in AdvantageScorer(pair).score_many(rows)]
+    return [scored.record() for scored in AdvantageScorer(pair).score_many(rows)]
 
 
-def add_confidence(policy: TinyLM, tokenizer: HfTokenizer, rows: Sequence[Trajectory], records: Sequence[dict[str, Any]]) -> None:
-    """Self-certainty and DeepConf's confidence of each step, from the policy's whole distribution."""
+def with_confidence(
+    policy: TinyLM, tokenizer: HfTokenizer, rows: Sequence[Trajectory], records: Sequence[ScoreRecord]
+) -> list[ScoreRecord]:
+    """The records with self-certainty and DeepConf's confidence of each step, from the policy's whole distribution."""
     found = asyncio.run(token_columns(LocalModel(policy, tokenizer), [row.tokens for row in rows]))
+    made = []
     for row, of_tokens, record in zip(rows, found, records, strict=True):
-        for name, values in of_tokens.items():
-            for step, value in zip(record["steps"], by_step(values, row.step, row.n, "mean").tolist(), strict=True):
-                step[name] = value
+        sure, certain = (by_step(of_tokens[name], row.step, row.n, "mean").tolist() for name in ("confidence", "certainty"))
+        steps = (
+            replace(step, confidence=one, certainty=other) for step, one, other in zip(record.steps, sure, certain, strict=True)
+        )
+        made.append(replace(record, steps=tuple(steps)))
+    return made
 
 
-def measures(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def measures(records: Sequence[ScoreRecord]) -> dict[str, Any]:
     """Every scorer's AUROC and best-of-8; attempt by attempt what the intervals over tasks need."""
-    won = np.array([bool(record["success"]) for record in records])
+    won = np.array([bool(record.success) for record in records])
     scores = {"advantage": cell_scores(records, *A_PRIORI), **baselines(records)}
     return {
         "mean": float(won.mean()),
-        "oracle": select(records)["oracle"],
+        "oracle": select(records).oracle,
         "auroc": {name: ranking.auroc(values, won) for name, values in scores.items()},
-        "best-of-8": {name: select(records, scores=values)["best_of"] for name, values in scores.items()},
+        "best-of-8": {name: select(records, scores=values).best_of for name, values in scores.items()},
         "gain by task": _by_task(records, scores["advantage"], won),
     }
 
 
-def _by_task(records: Sequence[Mapping[str, Any]], scores: np.ndarray, won: np.ndarray) -> list[float]:
+def _by_task(records: Sequence[ScoreRecord], scores: np.ndarray, won: np.ndarray) -> list[float]:
     """Success of the chosen attempt minus the mean of its task, (tasks,)."""
-    codes = np.unique([record["task_id"] for record in records], return_inverse=True)[1]
+    codes = np.unique([record.task_id for record in records], return_inverse=True)[1]
     mean = np.bincount(codes, won) / np.bincount(codes)
     return [round(float(value), 4) for value in won[best_of(scores, codes)] - mean]
 
 
-def optimism(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+def optimism(records: Sequence[ScoreRecord]) -> dict[str, float | None]:
     """Best-of-8 of the cell that is best on one half of the tasks, on that half and on the other; and of the a-priori cell."""
     half = len(records) // ATTEMPTS // 2 * ATTEMPTS
     first, second = records[:half], records[half:]
     cell, top = calibrate(first, "best-of")
-    return {"tuned, own half": top, "tuned, other half": select(second, cell)["best_of"], "a priori": select(second)["best_of"]}
+    return {"tuned, own half": top, "tuned, other half": select(second, cell).best_of, "a priori": select(second).best_of}
 
 
 def violations(episodes: Sequence[Episode], tokenizer: HfTokenizer, seed: int) -> list[tuple[Trajectory, int]]:
@@ -263,7 +271,7 @@ def _closings(e: Episode) -> list[tuple[int, str]]:
     return found
 
 
-def attribution(records: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict[str, float]:
+def attribution(records: Sequence[ScoreRecord], steps: Sequence[int]) -> dict[str, float]:
     """Item 3: how often each rule (token sum) names the changed step; how often the least likely action is it, and chance."""
     where = np.array(steps)
     found: dict[str, np.ndarray] = {rule: np.array([blame(column(r, "A_sum"), rule)[0] for r in records]) for rule in RULES}
@@ -271,7 +279,7 @@ def attribution(records: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict
     found["least likely action, a token"] = np.array(
         [int((column(r, "logp_theta") / column(r, "n_tokens")).argmin()) for r in records]
     )
-    chance = float(np.mean([1 / len(r["steps"]) for r in records]))
+    chance = float(np.mean([1 / len(r.steps) for r in records]))
     return {name: float((at == where).mean()) for name, at in found.items()} | {"chance": chance, "n": float(len(where))}
 
 
@@ -295,8 +303,7 @@ def agent(
     for name, player in {"on": policy, "off": reference}.items():
         episodes = attempts(player, tokenizer, task_set, seed)
         rows = [_trajectory(e, i) for i, e in enumerate(episodes)]
-        records = grade(policy, reference, tokenizer, rows)
-        add_confidence(policy, tokenizer, rows, records)
+        records = with_confidence(policy, tokenizer, rows, grade(policy, reference, tokenizer, rows))
         out[name] = measures(records) | {"actions": float(np.mean([row.n for row in rows])), "optimism": optimism(records)}
         if name == "on":
             broken = violations(episodes, tokenizer, seed)

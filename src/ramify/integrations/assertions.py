@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramify.base import conformance
+from ramify.base import codec, conformance
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import reason
 from ramify.base.registry import register
@@ -18,6 +18,7 @@ from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 
 if TYPE_CHECKING:
+    from ramify.methods.implicit_advantage.records import ScoreRecord
     from ramify.trace.db import Run
 
 
@@ -166,8 +167,7 @@ def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> No
     its ``AdvantageScorer`` returned. Where nothing was graded the assertion fails: it would show nothing.
     """
     from ramify.methods.implicit_advantage.algorithm import TOKEN_AGGS
-    from ramify.methods.implicit_advantage.report import counted
-    from ramify.methods.implicit_advantage.verbs import read_scores
+    from ramify.methods.implicit_advantage.run import read_scores
 
     if token not in TOKEN_AGGS:
         raise UserError(f"there is no token aggregator '{token}'; {nearest(token, TOKEN_AGGS)}")
@@ -176,30 +176,29 @@ def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> No
     if not isinstance(floor, (int, float)):
         raise UserError(f"floor is a number of nats times beta, and not {floor!r:.60}")
     records = [_record(grade) for grade in (grades if _listed(grades) else [grades])]
-    try:
-        steps = [(r, step) for r in records for step in counted(r)]
-        graded = [float(step[f"A_{token}"]) for _, step in steps]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"a score record lacks what `ramify implicit-advantage score` writes ({type(error).__name__}: {error})"
-        ) from None
+    steps = [(record, step) for record in records for step in record.counted]
+    graded = [step.grade(token) for _, step in steps]
     if not steps:
         raise AssertionError("no step was graded, so the lowest grade is unknown")
     record, worst = steps[graded.index(min(graded))]
     low = [grade for grade in graded if grade < floor]
     if low:
-        action = f" ({worst['action'][:80]!r})" if worst.get("action") else ""
+        action = f" ({worst.action[:80]!r})" if worst.action else ""
         raise AssertionError(
-            f"{len(low)} of {len(steps)} steps are graded below {floor:g}; the lowest is step {worst['i']}{action} of attempt "
-            f"{record.get('trajectory_id', '')!r:.80} with {min(graded):.3f}"
+            f"{len(low)} of {len(steps)} steps are graded below {floor:g}; the lowest is step {worst.i}{action} of attempt "
+            f"{record.trajectory_id!r:.80} with {min(graded):.3f}"
         )
 
 
-def _record(grade: Any) -> dict[str, Any]:
-    found = grade if isinstance(grade, dict) else grade.to_json() if hasattr(grade, "to_json") else None
-    if not isinstance(found, dict):
+def _record(grade: Any) -> ScoreRecord:
+    from ramify.methods.implicit_advantage.records import ScoreRecord
+    from ramify.methods.implicit_advantage.run import GradedAttempt
+
+    if isinstance(grade, GradedAttempt):
+        return grade.record()
+    if not isinstance(grade, (dict, ScoreRecord)):
         raise UserError(f"grades are a run, score records, or what an AdvantageScorer returned, and not {grade!r:.60}")
-    return found
+    return codec.from_json(ScoreRecord, grade, "a score record")
 
 
 def _listed(grades: Any) -> bool:

@@ -204,11 +204,29 @@ def clustered_mean(
     return value, bootstrap(np.arange(len(sums)), mean, seed, samples, level)
 
 
+@dataclass(frozen=True)
+class ClusteredShare:
+    """``k`` of ``n`` trials in so many ``clusters``; ``interval`` is None with one cluster, which shows no spread."""
+
+    value: float
+    interval: Interval | None
+    k: int
+    n: int
+    clusters: int
+
+
 def clustered_proportion(
     hits: Sequence[bool] | np.ndarray, clusters: Sequence[Any] | np.ndarray, level: float = 0.95
 ) -> dict[str, Any] | None:
-    """Share of ``hits`` (n,) where ``clusters`` (n,) were sampled (tasks, prompts), not trials:
-    as :func:`proportion`, and how many ``clusters``.
+    """:func:`clustered_share` as JSON."""
+    found = clustered_share(hits, clusters, level)
+    return None if found is None else asdict(found) | {"interval": found.interval and list(found.interval)}
+
+
+def clustered_share(
+    hits: Sequence[bool] | np.ndarray, clusters: Sequence[Any] | np.ndarray, level: float = 0.95
+) -> ClusteredShare | None:
+    """Share of ``hits`` (n,) where ``clusters`` (n,) were sampled (tasks, prompts), not trials.
 
     Wilson's interval of the number of independent trials that the spread between clusters is worth, with Student's degrees of
     freedom (Korn and Graubard 1998); where all hits are alike, of as many trials as there are clusters. ``interval`` is None with
@@ -222,9 +240,8 @@ def clustered_proportion(
     if not len(x):
         return None
     n, count, p = len(x), len(numbers), float(x.mean())
-    found = {"value": p, "interval": None, "k": int(x.sum()), "n": n, "clusters": count}
     if count < 2:
-        return found
+        return ClusteredShare(p, None, int(x.sum()), n, count)
     worth = float(count)
     if 0 < p < 1:
         from scipy.special import stdtrit
@@ -233,7 +250,7 @@ def clustered_proportion(
         variance = count / (count - 1) * float(gaps @ gaps) / n**2
         tail = 0.5 + level / 2
         worth = min(n, p * (1 - p) / variance if variance else n) * float(stdtrit(n - 1, tail) / stdtrit(count - 1, tail)) ** 2
-    return found | {"interval": list(wilson(p * worth, worth, level))}
+    return ClusteredShare(p, wilson(p * worth, worth, level), int(x.sum()), n, count)
 
 
 def difference_over_clusters(

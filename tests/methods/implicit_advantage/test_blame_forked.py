@@ -46,7 +46,7 @@ def blamed(played: Path, folder: Path, step: int) -> Path:
         policy = reference - np.where((one.step == step) & (one.success is False), 2.0, 0.0).astype(np.float32)
         graded.append(replace(one, policy_logprobs=policy, reference_logprobs=reference))
     scored = AdvantageScorer(None).score_many(graded)
-    assert keep_grades(folder, scored, [one.to_json() for one in scored], None) == ""
+    assert keep_grades(folder, scored, [one.record() for one in scored], None) == ""
     return folder
 
 
@@ -64,7 +64,7 @@ def nodes(run: Path) -> int:
 
 def test_the_step_that_loses_is_confirmed_and_kept(played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = blamed(played, tmp_path / "run", 1)
-    assert all("fork" not in row for row in asked(run, capsys)["blamed"])
+    assert all(row["fork"] is None for row in asked(run, capsys)["blamed"])
     found = asked(run, capsys, "--fork", 24)
     assert len(found["blamed"]) >= 2
     for row in found["blamed"]:
@@ -104,13 +104,13 @@ def test_p_values_keep_their_level_over_many_steps() -> None:
     for _ in range(300):
         k = rng.binomial(32, rng.random((8, 1)), (8, 2))
         counts = {str(i): (Counts(int(b), 32), Counts(int(a), 32)) for i, (b, a) in enumerate(k)}
-        false += any(row["confirmed"] for row in weighed(counts).values())
+        false += any(row.confirmed for row in weighed(counts).values())
     assert false <= 15
 
 
 def test_what_got_no_outcome_is_not_measured() -> None:
     (row,) = weighed({"a": (Counts(0, 0, 4), Counts(1, 4))}).values()
-    assert (row["confirmed"], row["difference"], row["before"]["success"], row["before"]["failed"]) == (None, None, None, 4)
+    assert (row.confirmed, row.difference, row.before.success, row.before.failed) == (None, None, None, 4)
 
 
 def test_what_cannot_be_played_is_said_in_one_sentence(played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

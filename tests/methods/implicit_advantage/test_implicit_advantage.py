@@ -143,7 +143,7 @@ def test_the_score_is_the_log_ratio_of_whole_actions(models: tuple[LocalModel, L
         by_hand.append([tokens[np.flatnonzero(a.step == j) - 1].sum() for j in range(a.n)])
     assert found.columns["A_sum"] == pytest.approx(np.subtract(*by_hand), abs=1e-4)
     assert found.score == pytest.approx(np.mean(np.subtract(*by_hand)), abs=1e-4)
-    assert [row["n_tokens"] for row in found.to_json()["steps"]] == [3, 5]
+    assert [step.n_tokens for step in found.record().steps] == [3, 5]
 
 
 def test_batches_and_padding_change_nothing_but_rounding(models: tuple[LocalModel, LocalModel]) -> None:

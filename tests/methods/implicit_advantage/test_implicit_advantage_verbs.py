@@ -17,7 +17,8 @@ from ramify.cli.main import main
 from ramify.engine.checkpoints import model_folder
 from ramify.engine.tiny import TinyLM
 from ramify.methods.implicit_advantage import report as reports
-from ramify.methods.implicit_advantage.verbs import read_scores
+from ramify.methods.implicit_advantage.records import ScoredStep, ScoreRecord
+from ramify.methods.implicit_advantage.run import read_scores
 from ramify.model.tokenizer import HfTokenizer
 from ramify.trace.db import Run
 
@@ -73,10 +74,12 @@ def test_score_writes_the_record_of_the_spec(scores: tuple[Path, Path]) -> None:
     rows = read_scores(scores[0])
     assert len(rows) == 24
     row = rows[0]
-    assert {"trajectory_id", "policy", "reference", "beta", "order", "token_agg", "step_agg", "steps", "score"} <= row.keys()
-    assert {"i", "n_tokens", "A_sum", "A_mean", "logp_theta", "logp_ref", "truncated", "confidence"} <= row["steps"][0].keys()
-    assert row["score"] == pytest.approx(np.mean([step["A_sum"] for step in row["steps"]]))
-    assert (row["policy"], row["reference"], row["trajectory_id"]) == ("policy", "reference", "task-0/0")
+    assert (row.beta, row.order, row.token_agg, row.step_agg) == (1.0, "ratio", "sum", "mean")
+    assert (row.steps[0].i, row.steps[0].n_tokens, row.steps[0].truncated) == (0, 4, False)
+    assert row.steps[0].confidence is not None
+    assert row.steps[0].A_sum == pytest.approx(row.steps[0].logp_theta - row.steps[0].logp_ref, abs=1e-4)
+    assert row.score == pytest.approx(np.mean([step.A_sum for step in row.steps]))
+    assert (row.policy, row.reference, row.trajectory_id) == ("policy", "reference", "task-0/0")
 
 
 def test_report_compares_with_every_baseline(scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +107,7 @@ def test_select_takes_the_highest_and_says_what_it_was_worth(
     found = json.loads(capsys.readouterr().out)
     rows = read_scores(scores[0])
     for pick in found["chosen"]:
-        own = [row["score"] for row in rows if row["task_id"] == pick["task_id"]]
+        own = [row.score for row in rows if row.task_id == pick["group"]]
         assert pick["score"] == max(own)
     by = found["by"]["sum/mean"]
     assert by["best_of"] - by["mean"] == pytest.approx(by["gain"])
@@ -117,9 +120,7 @@ def test_blame_without_a_floor_names_the_lowest_steps_of_failed_attempts(
 ) -> None:
     assert main([METHOD, "blame", "--scores", str(scores[0]), "--top", "2", "--level", "1", "--json"]) == 0
     blamed = json.loads(capsys.readouterr().out)["blamed"]
-    rows = {
-        row["trajectory_id"]: [step["A_sum"] for step in row["steps"]] for row in read_scores(scores[0]) if not row["success"]
-    }
+    rows = {row.trajectory_id: [step.A_sum for step in row.steps] for row in read_scores(scores[0]) if not row.success}
     assert {b["trajectory_id"] for b in blamed} == {name for name, grades in rows.items() if min(grades) < 0}
     for b in blamed:
         assert b["grade"] == sorted(rows[b["trajectory_id"]])[b["rank"] - 1] < 0
@@ -240,7 +241,7 @@ def test_the_report_begins_with_the_better_scorer_and_select_chooses_by_it(
     for by in ("advantage", "policy-log-prob", "policy log-prob"):
         assert main([METHOD, "select", "--scores", str(path), "--by", by, "--json"]) == 0
         found[by] = json.loads(capsys.readouterr().out)
-    won = {row["trajectory_id"] for row in read_scores(path) if row["success"]}
+    won = {row.trajectory_id for row in read_scores(path) if row.success}
     assert {pick["trajectory_id"] for pick in found["policy-log-prob"]["chosen"]} == won
     assert found["policy-log-prob"]["verdict"].startswith(
         "choosing by policy-log-prob gained success: +0.500 over the mean of 8 at 30 tasks"
@@ -275,8 +276,8 @@ def test_a_trainers_log_probs_need_no_model(tmp_path: Path) -> None:
     record["policy_id"] = "step-40"
     source.write_text(json.dumps(record | {"old_log_probs": [-1.0, -1.0], "ref_log_prob": [-2.0, -4.0]}) + "\n")
     assert main([METHOD, "score", "--trajectories", str(source), "--out", str(out)]) == 0
-    assert read_scores(out)[0]["score"] == 4.0
-    assert read_scores(out)[0]["policy_id"] == "step-40"  # who acted, which need not be the policy that grades
+    assert read_scores(out)[0].score == 4.0
+    assert read_scores(out)[0].policy_id == "step-40"  # who acted, which need not be the policy that grades
 
 
 def test_a_pair_that_does_not_fit_is_exit_code_3(
@@ -299,7 +300,7 @@ def test_a_reference_equal_to_the_policy_warns(pair: tuple[str, str], tmp_path: 
     args = ["--trajectories", str(attempts(tmp_path / "t.jsonl", range(1))), "--out", str(tmp_path / "s")]
     assert main([METHOD, "score", *args, "--policy", pair[0], "--reference", pair[0]]) == 0
     assert "own weights" in capsys.readouterr().err
-    assert {row["score"] for row in read_scores(tmp_path / "s")} == {0.0}
+    assert {row.score for row in read_scores(tmp_path / "s")} == {0.0}
 
 
 STEP: dict[str, Any] = {"i": 0, "n_tokens": 1, "truncated": False, "logp_theta": -1.0, "logp_ref": -2.0}
@@ -309,17 +310,17 @@ STEP |= dict.fromkeys(("A_sum", "A_mean", "A_last", "A_min", "A_max"), 1.0)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"steps": 3}, "'steps' must be a list"),
+        ({"steps": 3}, "'steps' must be a valid tuple"),
         ({"trajectory_id": None}, "'trajectory_id' must be text"),
-        ({"success": "no"}, "'success' must be true or false"),
-        ({"steps": [{"truncated": False}]}, "step 0: 'i' must be"),
+        ({"success": "no"}, "'success' must be a valid boolean"),
+        ({"steps": [{"truncated": False}]}, "'steps.0.i' is missing"),
         ({"decisions": []}, "'decisions' must be text"),
-        ({"baselines": {"j": "high"}}, "'baselines': 'j' must be a"),
-        ({"baselines": [1]}, "'baselines' must be an object"),
-        ({"steps": [STEP | {"confidence": 1.0}]}, "step 0: 'certainty' must be a"),
-        ({"steps": [STEP | {"confidence": "x", "certainty": 1.0}]}, "step 0: 'confidence' must be a"),
-        ({"steps": [STEP | {"action": 7}]}, "step 0: 'action' must be text"),
-        ({"keep_truncated": 1}, "'keep_truncated' must be true or false"),
+        ({"baselines": {"j": "high"}}, "'baselines.j' must be a valid number"),
+        ({"baselines": [1]}, "'baselines' "),
+        ({"steps": [STEP | {"confidence": 1.0}]}, "'confidence' and 'certainty' stand together"),
+        ({"steps": [STEP | {"confidence": "x", "certainty": 1.0}]}, "'steps.0.confidence' must be a valid number"),
+        ({"steps": [STEP | {"action": 7}]}, "'steps.0.action' must be text"),
+        ({"keep_truncated": 1}, "'keep_truncated' must be a valid boolean"),
     ],
 )
 def test_what_is_no_score_record_is_named(
@@ -348,10 +349,10 @@ def test_calibration_on_the_same_tasks_is_refused(scores: tuple[Path, Path], cap
 
 
 def test_one_class_has_no_auroc(scores: tuple[Path, Path]) -> None:
-    rows = [row | {"success": True} for row in read_scores(scores[0])]
+    rows = [replace(row, success=True) for row in read_scores(scores[0])]
     found = reports.report(rows)
-    assert {row["auroc"] for row in found["scorers"]} == {None}
-    assert found["luck_ceiling"] is None
+    assert {row.auroc for row in found.scorers} == {None}
+    assert found.luck_ceiling is None
 
 
 def test_the_calibrated_cell_is_the_best_on_the_calibration_set_only(scores: tuple[Path, Path]) -> None:
@@ -387,27 +388,28 @@ def test_the_cell_fixed_in_advance_is_always_shown(scores: tuple[Path, Path], ca
         found = json.loads(capsys.readouterr().out)
         names = [row["scorer"] for row in found["scorers"]] if verb == "report" else list(found["by"])
         assert [name.removeprefix("advantage ") for name in names[:2]] == ["min/last", "sum/mean (a priori)"]
-    rows = [row | {"token_agg": "max", "step_agg": "last"} for row in read_scores(scores[0])]
+    rows = [replace(row, token_agg="max", step_agg="last") for row in read_scores(scores[0])]
     assert reports.own_cell(rows) == ("max", "last")  # what the records were scored with
     assert reports.own_cell(rows, "min") == ("min", "last")
-    assert reports.own_cell([*rows, rows[0] | {"token_agg": "sum"}]) == ("sum", "last")
+    assert reports.own_cell([*rows, replace(rows[0], token_agg="sum")]) == ("sum", "last")
 
 
 def test_blame_names_only_graded_steps_of_attempts_that_failed() -> None:
-    steps = [STEP | {"i": i, "n_tokens": n, "A_sum": a} for i, (n, a) in enumerate(((2, -5.0), (0, -9.0), (3, -8.0)))]
-    record = {"trajectory_id": "a", "task_id": "t", "success": False, "steps": steps}
-    assert [row["step"] for row in reports.blame([record], "sharpest-change", 3, level=1.0)["blamed"]] == [2, 0]
-    nobody = reports.blame([record | {"success": None}, record | {"success": True}], level=1.0)
-    assert nobody["blamed"] == []
-    assert nobody["verdict"].startswith("no attempt is known to have failed")
-    assert len(reports.blame([record | {"success": None}], every=True, level=1.0)["blamed"]) == 1
+    grades = ((2, -5.0), (0, -9.0), (3, -8.0))
+    steps = tuple(ScoredStep(**STEP | {"i": i, "n_tokens": n, "A_sum": a}) for i, (n, a) in enumerate(grades))
+    record = ScoreRecord("a", "t", steps, success=False)
+    assert [row.step for row in reports.blame([record], "sharpest-change", 3, level=1.0).blamed] == [2, 0]
+    nobody = reports.blame([replace(record, success=None), replace(record, success=True)], level=1.0)
+    assert nobody.blamed == ()
+    assert nobody.verdict.startswith("no attempt is known to have failed")
+    assert len(reports.blame([replace(record, success=None)], every=True, level=1.0).blamed) == 1
 
 
 @pytest.mark.filterwarnings("error")
 def test_records_without_an_end_have_nothing_to_report(scores: tuple[Path, Path]) -> None:
-    found = reports.report([row | {"success": None} for row in read_scores(scores[0])])
-    assert (found["unlabelled"], found["tasks"]) == (24, 0)
-    assert {row["auroc"] for row in found["scorers"]} == {None}
+    found = reports.report([replace(row, success=None) for row in read_scores(scores[0])])
+    assert (found.unlabelled, found.tasks) == (24, 0)
+    assert {row.auroc for row in found.scorers} == {None}
 
 
 def test_what_needs_a_pair_and_what_cannot_be_written_is_said_first(
@@ -421,7 +423,8 @@ def test_what_needs_a_pair_and_what_cannot_be_written_is_said_first(
     assert "no folder" in capsys.readouterr().err
     args += ["--out", str(tmp_path / "s"), "--policy", pair[0], "--reference", pair[1]]
     assert main([METHOD, *args, "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"attempts": 4, "steps": 12, "skipped": [], "tokens_each_model_reads": 108}
+    estimate = json.loads(capsys.readouterr().out)["cost_estimate"]
+    assert estimate == {"attempts": 4, "steps": 12, "skipped": 0, "tokens_each_model_reads": 108}
     assert not (tmp_path / "s").exists()
 
 

@@ -65,9 +65,9 @@ def test_attempts_of_a_tree(branched: Path):
 
 def test_a_shared_step_is_one_example(branched: Path):
     found = audit_traces(load(branched), min_examples=1)
-    assert found["families"] == found["families_covered"] == 1
-    assert audit_traces(load(branched), min_examples=2)["lacking"] == [{"state": "A", "visits": 2, "examples": 1}]
-    assert found["recoveries"] == 2  # each attempt does something else after it
+    assert found.families == found.families_covered == 1
+    assert audit_traces(load(branched), min_examples=2).lacking == (("A", 2, 1),)
+    assert found.recoveries == 2  # each attempt does something else after it
     [example] = build_sft(load(branched), mode="success_loop_erased").examples
     assert [turn.text for turn in example.conversation.turns] == ["Find the lamp.", "hall", "east"]
 
@@ -88,7 +88,7 @@ def test_step_records_and_chats_are_read_as_runs(tmp_path: Path):
     file = tmp_path / "steps.jsonl"
     file.write_text("".join(json.dumps(step) + "\n" for step in steps))
     read_run(file, tmp_path / "imported")
-    assert audit_traces(load(file))["recoveries"] == audit_traces(load(tmp_path / "imported"))["recoveries"] == 1
+    assert audit_traces(load(file)).recoveries == audit_traces(load(tmp_path / "imported")).recoveries == 1
     call = {"id": "c1", "type": "function", "function": {"name": "go", "arguments": '{"way": "up"}'}}
     chat = [
         {"role": "user", "content": "Find the lamp."},
@@ -105,7 +105,7 @@ def test_step_records_and_chats_are_read_as_runs(tmp_path: Path):
 
 def test_keys_are_made_attempt_by_attempt(branched: Path):
     with_before = load(branched, Source(history=1))
-    assert audit_traces(with_before)["states"] > audit_traces(load(branched))["states"]
+    assert audit_traces(with_before).states > audit_traces(load(branched)).states
     assert Source().keys() is None
     with pytest.raises(UserError, match="no trace with a step"):
         Traces([])

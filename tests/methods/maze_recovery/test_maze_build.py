@@ -18,7 +18,8 @@ from ramify.methods.maze_recovery import audit_traces, build_sft
 from ramify.methods.maze_recovery.attempts import Traces, from_records, load
 from ramify.methods.maze_recovery.build import Example
 from ramify.methods.maze_recovery.conversations import whole
-from ramify.methods.maze_recovery.traces import Marked, StepLabel
+from ramify.methods.maze_recovery.traces import Agreement, Marked, StepLabel
+from ramify.stats.intervals import ClusteredShare
 
 WALKS = base_walks(30)
 TRACES = Traces(from_records(WALKS))
@@ -48,9 +49,9 @@ def again(examples: list[Example]) -> list[dict[str, Any]]:
 def test_golden_is_the_shortest_recorded_way_once_a_task():
     made = build_sft(TRACES, mode="golden")
     assert sorted(states(e) for e in made.examples) == [way(w)[:-1] for w in range(W)]
-    assert made.summary["tasks"] == made.summary["examples"] == W
-    assert made.summary["with_recovery"] == 0
-    assert audit_traces(again(made.examples))["recovery_coverage"] == 0
+    assert made.summary.tasks == made.summary.examples == W
+    assert made.summary.with_recovery == 0
+    assert audit_traces(again(made.examples)).recovery_coverage == 0
 
 
 def test_golden_puts_attempts_together_with_the_prompt_of_the_first_step():
@@ -71,7 +72,7 @@ def test_golden_puts_attempts_together_with_the_prompt_of_the_first_step():
 def test_raw_and_loop_erased():
     raw = build_sft(TRACES, mode="success_raw")
     assert sorted(len(states(e)) for e in raw.examples) == sorted(len(walk["steps"]) for walk in WALKS)
-    assert raw.summary["with_recovery"] == audit_traces(TRACES)["recovery_traces"]["k"]
+    assert raw.summary.with_recovery == audit_traces(TRACES).recovery_traces.k
     erased = build_sft(TRACES, mode="success_loop_erased")
     assert len(erased.examples) == len(WALKS)
     for example in erased.examples:
@@ -103,7 +104,7 @@ def test_a_mix_holds_its_share_and_its_budget(rho: float, budget: int, seed: int
     made = build_sft(TRACES, mode="recovery_mix", rho=rho, token_budget=budget, seed=seed, mask_mistakes=mask)
     n = len(made.examples)
     assert abs(sum(e.recovery for e in made.examples) - rho * n) <= 1
-    assert made.summary["tokens"] == sum(e.cost for e in made.examples) <= budget
+    assert made.summary.tokens == sum(e.cost for e in made.examples) <= budget
     assert all(e.cost == e.conversation.cost() for e in made.examples)
     again_made = build_sft(TRACES, mode="recovery_mix", rho=rho, token_budget=budget, seed=seed, mask_mistakes=mask)
     assert [e.attempt for e in again_made.examples] == [e.attempt for e in made.examples]
@@ -111,10 +112,10 @@ def test_a_mix_holds_its_share_and_its_budget(rho: float, budget: int, seed: int
 
 def test_a_share_that_cannot_be_held_is_said():
     made = build_sft([*GOLDEN, trace(DETOUR, "b0 leaf", "lost")], mode="recovery_mix", rho=0.5)
-    assert made.summary["stopped"] == "no more traces with a recovery"
-    assert made.summary["share_with_recovery"] == pytest.approx(0.5, abs=0.2)
-    assert build_sft(GOLDEN, mode="recovery_mix", rho=0).summary["examples"] == len(GOLDEN)
-    assert build_sft(TRACES, mode="success_raw").summary["stopped"] == "all taken"
+    assert made.summary.stopped == "no more traces with a recovery"
+    assert made.summary.share_with_recovery == pytest.approx(0.5, abs=0.2)
+    assert build_sft(GOLDEN, mode="recovery_mix", rho=0).summary.examples == len(GOLDEN)
+    assert build_sft(TRACES, mode="success_raw").summary.stopped == "all taken"
 
 
 def test_nothing_is_ordered_by_length():
@@ -127,12 +128,12 @@ def test_nothing_is_ordered_by_length():
 def test_tokens_are_counted_and_laid_out_by_the_template():
     template = chat_template(model_folder("builtin"))
     made = build_sft(TRACES, template=template, mode="recovery_mix", token_budget=600, mask_mistakes=True)
-    assert made.summary["counted_by"] == "tokens"
+    assert made.summary.counted_by == "tokens"
     trained = sum(np.sum(np.asarray(e.conversation.to_tokens(template)["labels"]) >= 0) for e in made.examples)
-    assert trained == made.summary["tokens"] <= 600
+    assert trained == made.summary.tokens <= 600
     counted = [{**walk, "steps": [step | {"tokens": [1, 2, 3]} for step in walk["steps"]]} for walk in WALKS]
     made = build_sft(counted, mode="success_loop_erased", token_budget=100)
-    assert made.summary["counted_by"] == "the traces"
+    assert made.summary.counted_by == "the traces"
     assert all(e.cost == 3 * (2 * K + 2) for e in made.examples)
 
 
@@ -148,14 +149,14 @@ def test_what_a_detector_saw_decides_where_there_are_no_states():
     raw = {e.task: e for e in build_sft(t, marks=marks, mode="success_raw").examples}
     assert [e.recovery for e in (raw[0], raw[1])] == [True, False]
     assert raw[0].conversation.trained[1] == whole(raw[0].conversation.turns[1])
-    exact = {"masks": {"n": 20, "k": 20, "interval": [0.84, 1.0]}}
+    exact = Agreement(20, None, None, None, None, None, masks=ClusteredShare(1.0, (0.84, 1.0), 20, 20, 20))
     made = build_sft(t, marks=marks, measured=exact, mode="success_raw", mask_mistakes=True)
     masked = {e.task: e for e in made.examples}
     assert masked[0].conversation.trained[1] == ((8, 25),)
     [suffix] = build_sft(t, marks=marks, mode="recovery_only_suffix").examples
     assert (suffix.task, suffix.conversation.trained[1]) == (0, ((8, 25),))
     mixed = build_sft([*asked], marks=marks, mode="recovery_mix", rho=0.5)
-    assert mixed.summary["with_recovery"] == 1
+    assert mixed.summary.with_recovery == 1
     with pytest.raises(UserError, match="cannot be cut out of it without states"):
         build_sft(t, marks=marks, mode="success_loop_erased")
 
@@ -165,12 +166,12 @@ def test_a_mix_of_texts_uses_up_those_without_a_retraction():
     asked = [{"task_id": n, "steps": [{"obs": f"{n}?", "action": "x"}], "success": True} for n in range(9)]
     marks = [[Marked([(0, 1)], [StepLabel("advance" if n < 2 else "retract")])] for n in range(9)]
     made = build_sft(asked, marks=marks)
-    assert made.summary["stopped"] == "no more traces without a recovery"
-    assert made.summary["examples"] in (4, 5)
-    assert made.summary["examples"] - made.summary["with_recovery"] == 2
+    assert made.summary.stopped == "no more traces without a recovery"
+    assert made.summary.examples in (4, 5)
+    assert made.summary.examples - made.summary.with_recovery == 2
     with pytest.raises(UserError, match="every success takes something back"):
         build_sft(asked[2:], marks=marks[2:])
-    assert build_sft(asked[2:], marks=marks[2:], rho=1).summary["examples"] == 7
+    assert build_sft(asked[2:], marks=marks[2:], rho=1).summary.examples == 7
 
 
 def test_a_budget_ends_at_the_first_trace_that_does_not_fit():
@@ -180,7 +181,7 @@ def test_a_budget_ends_at_the_first_trace_that_does_not_fit():
     assert any(e.cost < order[8].cost for e in order[9:])
     made = build_sft(TRACES, mode="success_raw", token_budget=budget)
     assert [e.attempt for e in made.examples] == [e.attempt for e in order[:8]]
-    assert made.summary["stopped"] == "budget spent"
+    assert made.summary.stopped == "budget spent"
 
 
 def test_what_cannot_be_built():

@@ -38,7 +38,7 @@ def test_the_pages_rows_of_foreign_traces() -> None:
     page = (ROOT / "docs" / "methods" / "maze-recovery-evidence.md").read_text(encoding="utf-8").splitlines()
     for name, traces in (("tower_of_hanoi", foreign.hanoi()), ("jugs", foreign.jugs()), ("rubiks_cube", foreign.cubes())):
         found = audit_traces(traces)
-        assert found["success_share"]["value"] == 1  # the replayed states end where the solution should
+        assert found.success_share.value == 1  # the replayed states end where the solution should
         assert foreign.row(f"reasoning-gym, {name}", found) in page
 
 

@@ -56,7 +56,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_audit_of_a_file(walks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     found = verb(capsys, "audit", walks, "--state-field", "state", "--out", tmp_path / "rows.jsonl")
-    assert found["recoveries"] == audit_traces(base_walks(9))["recoveries"]
+    assert found["recoveries"] == audit_traces(base_walks(9)).recoveries
     assert lines(tmp_path / "rows.jsonl") == found["per_trace"]
     assert main(["maze-recovery", "audit", str(walks)]) == 0
     shown = capsys.readouterr().out
@@ -85,6 +85,8 @@ def test_a_stored_run(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     with Run.open(stored) as run:
         assert found["success_share"]["k"] == sum(v.value == 1 for v in run.scores(scorer="env"))
         assert all(run.node(d["node"]).role == "assistant" for d in found["dead_end_list"])
+        [kept] = run.results()
+        assert (kept.maker, kept.result) == ("maze-recovery audit", found)
     out = tmp_path / "rows.jsonl"
     made = verb(capsys, "build", stored, "--out", out, "--mode", "success_raw", "--form", "tokens", "--mask-mistakes")
     rows = lines(out)
@@ -99,7 +101,7 @@ def test_a_stored_run(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert key["agreement_with"] == "state keys"
     assert key["agreement"]["recall"]["k"] == 0  # its replies are commands: they say nothing of going back
     text = load(stored, None)
-    assert audit_traces(text)["steps"] == found["steps"]
+    assert audit_traces(text).steps == found["steps"]
     assert verb(capsys, "audit", stored, "--history", "1")["states"] > 0
 
 
@@ -124,7 +126,7 @@ def test_chats_are_read_by_what_they_say(tmp_path: Path, capsys: pytest.CaptureF
     found = verb(capsys, "audit", chats, "--detector", "lexicon", "--labels", labels)
     assert (found["states_from"], found["recoveries"], found["loop_free"]["k"]) == ("detector lexicon", 1, 1)
     assert (found["agreement_with"], found["agreement"]["agreement"]["value"]) == ("labels", 1)
-    assert verb(capsys, "audit", chats)["warnings"] == [
+    assert verb(capsys, "audit", chats)["caveats"] == [
         "what the detector saw was measured against nothing: give --labels, or traces with states"
     ]
     made = verb(capsys, "build", chats, "--out", tmp_path / "set.jsonl", "--mode", "recovery_only_suffix")
@@ -184,9 +186,9 @@ def test_mistakes_in_texts_are_masked_where_that_is_measured(tmp_path: Path, cap
     made = verb(capsys, *masked, "--labels", labelled_steps(tmp_path / "d.jsonl", 40, 40))
     [row] = lines(out)
     assert [SLIP[a:b] for a, b in row["loss"][1]] == ["Hmm, actually 7*8 = 56. Wait, let me check: 56. So 61."]
-    assert not made["warnings"]
+    assert not made["caveats"]
     assert verb(capsys, *masked, "--labels", wrong, "--mask-precision", "0.2")["rows"] == 1
-    assert "measured against nothing" in verb(capsys, *build)["warnings"][0]
+    assert "measured against nothing" in verb(capsys, *build)["caveats"][0]
 
 
 def test_marks_stand_out_from_false_ones_or_they_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -247,13 +249,13 @@ def test_a_share_that_is_not_the_asked_one_is_a_warning(tmp_path: Path, capsys: 
     file.write_text("".join(json.dumps(trace(way(0), "b0 leaf", n)) + "\n" for n in range(9)))
     build = ("build", file, "--out", tmp_path / "set.jsonl")
     made = verb(capsys, *build, "--rho", "0.3")
-    assert made["warnings"] == [
+    assert made["caveats"] == [
         "a share of 0 of the 1 examples shows a recovery, not 0.3 as asked (ended: no more traces with a recovery)"
     ]
     assert main(["maze-recovery", *map(str, build), "--rho", "0.3"]) == 0
     assert "warning: a share of 0 of the 1 examples" in capsys.readouterr().err
-    assert not verb(capsys, *build, "--rho", "0")["warnings"]
-    assert not verb(capsys, *build, "--mode", "success_raw")["warnings"]
+    assert not verb(capsys, *build, "--rho", "0")["caveats"]
+    assert not verb(capsys, *build, "--mode", "success_raw")["caveats"]
 
 
 def test_a_call_without_text_is_marked_as_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -313,15 +315,16 @@ class Failing:
         return [as_judgement("advance", None)] * len(items)
 
 
-def test_labels_are_measured_first_trace_by_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_labels_are_measured_first_trace_by_trace(tmp_path: Path):
     labels = tmp_path / "labels.jsonl"
     lines = [{"text": f"Step {n}.", "kind": "advance", "trace": n // 4} for n in range(400)]
     labels.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *({**line, "trace": "long"} for line in lines)]))
     detector = Failing(most=150)
     traces = Traces(from_records(base_walks(2)))
     found = audit_replies(traces, detector, labels)
-    assert (found["agreement"]["steps"], found["agreement_with"]) == (400, "labels")
-    assert "1 labelled trace left out, could not be marked" in capsys.readouterr().err
+    assert found.agreement is not None
+    assert (found.agreement.steps, found.agreement_with) == (400, "labels")
+    assert "1 labelled trace left out, could not be marked" in found.caveats[0]
     nothing = Failing(most=0)
     with pytest.raises(NeedsError, match="marked none of the labelled steps"):
         audit_replies(traces, nothing, labels)

@@ -99,8 +99,8 @@ def test_phrases_on_sentences_of_our_own():
     found = agreement([step.kind for step in seen], [kind for _, kind in SAID])
     wrong = [(text, step.kind) for (text, kind), step in zip(SAID, seen, strict=True) if step.kind != kind]
     assert not wrong
-    assert found["agreement"]["value"] == 1
-    assert found["agreement"]["interval"][0] == pytest.approx(0.875, abs=1e-3)
+    assert found.agreement.value == 1
+    assert found.agreement.interval[0] == pytest.approx(0.875, abs=1e-3)
 
 
 def test_a_retraction_is_of_the_advance_before():
@@ -190,12 +190,12 @@ def test_agreement_in_closed_form():
     truth = ["advance"] * 6 + ["retract"] * 3 + ["restart"]
     found = ["advance"] * 5 + ["retract"] * 4 + ["advance"]
     measured = agreement(found, truth)
-    assert measured["agreement"]["value"] == pytest.approx(0.8)
-    assert measured["kappa"] == pytest.approx((0.8 - (6 * 6 + 4 * 3) / 100) / (1 - (6 * 6 + 4 * 3) / 100))
-    assert measured["precision"]["k"], measured["precision"]["n"] == (3, 4)
-    assert (measured["recall"]["k"], measured["recall"]["n"]) == (3, 4)
-    assert agreement(["advance"], ["advance"])["kappa"] is None
-    assert agreement(["advance"], ["advance"])["recall"] is None
+    assert measured.agreement.value == pytest.approx(0.8)
+    assert measured.kappa == pytest.approx((0.8 - (6 * 6 + 4 * 3) / 100) / (1 - (6 * 6 + 4 * 3) / 100))
+    assert (measured.precision.k, measured.precision.n) == (3, 4)
+    assert (measured.recall.k, measured.recall.n) == (3, 4)
+    assert agreement(["advance"], ["advance"]).kappa is None
+    assert agreement(["advance"], ["advance"]).recall is None
     with pytest.raises(UserError, match="1 marks for 2 labels"):
         agreement(["advance"], ["advance"] * 2)
     with pytest.raises(UserError, match="unknown kind of step 'x'"):
@@ -213,7 +213,7 @@ def test_labels_name_their_line():
         labelled(enumerate([taken[0], taken[1] | {"target": 1}], 1), "l")
     with pytest.raises(UserError, match=r"l:1: 'trace' must name the trace"):
         labelled(iter([(1, {"text": "a", "kind": "verify", "trace": [1]})]), "l")
-    with pytest.raises(UserError, match=r"l\.jsonl:3: a labelled step has 'text' and 'kind', one of advance"):
+    with pytest.raises(UserError, match=r"l\.jsonl:3: 'kind' .*'advance', 'retract'"):
         labelled(iter([(3, {"text": "a", "kind": "other"})]), "l.jsonl")
     with pytest.raises(UserError, match="holds no labelled step"):
         labelled(iter([]), "l.jsonl")

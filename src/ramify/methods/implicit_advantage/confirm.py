@@ -6,13 +6,13 @@ against the potential after it, with it and the environment's answer kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
+from ramify.methods.implicit_advantage.records import Continued, ForkTest
 from ramify.methods.implicit_advantage.report import LEVEL
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.potential import Fixed, RunCounts, potential
@@ -50,13 +50,12 @@ class Who:
 
 def confirm(
     who: Who,
-    blamed: Sequence[Mapping[str, Any]],
-    records: Sequence[Mapping[str, Any]],
+    blamed: Mapping[str, tuple[str, bool | None]],
     n: int,
     on_attempt: Callable[[Attempt], object] = lambda attempt: None,
-) -> tuple[dict[str, dict[str, Any]], str]:
-    """For each node of a ``blamed`` step what ``n`` attempts from before it and ``n`` from after it show;
-    the first failure of one.
+) -> tuple[dict[str, ForkTest], str]:
+    """For each node of a ``blamed`` step (with the end of its attempt, and whether that succeeded) what ``n`` attempts from
+    before it and ``n`` from after it show; the first failure of one.
 
     ``before`` and ``after`` hold successes, how many attempts have an outcome, rate and 95 % interval (Wilson), ``difference``
     after minus before with its interval (Newcombe), ``p`` Fisher's exact two-sided one, ``p_corrected`` by Holm over all steps.
@@ -64,19 +63,17 @@ def confirm(
     so a second call loads them. What a limit of turns ended counts as the environment says.
     Raises UserError on a step without an observation before it.
     """
-    ends = {record["trajectory_id"]: record for record in records}
-    of = {row["node"]: ends[row["trajectory_id"]] for row in blamed if row["node"] is not None}
     counts: dict[str, tuple[Counts, Counts]] = {}
     failure = ""
     with Run.open(who.folder) as run:
-        groups = by_player(run, map(run.node, of), who.model, who.env)
+        groups = by_player(run, map(run.node, blamed), who.model, who.env)
     for group in groups:
         with open_episodes(who.folder, group[0], who.model, who.env, trust=who.trust) as (episodes, _):
             episodes.on_attempt = on_attempt
             forks, purpose = Steps(episodes, truncated="graded"), f"blame {episodes.provenance.hash[:12]}"
             with episodes.committing():
                 for node in (one.id for one in group):
-                    place = _place(episodes, node, of[node]["end"], of[node].get("success"))
+                    place = _place(episodes, node, *blamed[node])
                     both, _ = wait_for(
                         potential(forks, place.trace, (place.t, place.t + 1), Fixed(n), purpose, RunCounts(episodes.run))
                     )
@@ -111,19 +108,19 @@ def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> Bla
     return BlamedStep(trace, at)
 
 
-def weighed(counts: Mapping[str, tuple[Counts, Counts]]) -> dict[str, dict[str, Any]]:
+def weighed(counts: Mapping[str, tuple[Counts, Counts]]) -> dict[str, ForkTest]:
     """Counts before and after each step as the result of :func:`confirm`."""
     rows = each_against({node: ((b.k, b.n), (a.k, a.n)) for node, (b, a) in counts.items()})
     found = {}
     for row, (before, after) in zip(rows, counts.values(), strict=True):
         known = bool(before.n and after.n)
-        found[row.intervention] = {
-            "before": before.to_json(),
-            "after": after.to_json(),
-            "difference": row.difference if known else None,
-            "difference_interval": list(row.difference_interval),
-            "p": row.p,
-            "p_corrected": row.p_corrected,
-            "confirmed": (row.p_corrected <= LEVEL and row.difference < 0) if known else None,
-        }
+        found[row.intervention] = ForkTest(
+            before=Continued.of(before),
+            after=Continued.of(after),
+            difference=row.difference if known else None,
+            difference_interval=row.difference_interval,
+            p=row.p,
+            p_corrected=row.p_corrected,
+            confirmed=(row.p_corrected <= LEVEL and row.difference < 0) if known else None,
+        )
     return found

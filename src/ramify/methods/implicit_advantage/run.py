@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.config import check
 from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.base.ids import stable_hash
@@ -24,6 +25,7 @@ from ramify.methods.implicit_advantage.algorithm import (
     token_advantages,
 )
 from ramify.methods.implicit_advantage.confidence import TOP_K, confidences
+from ramify.methods.implicit_advantage.records import ScoredStep, ScoreRecord
 from ramify.model.pair import Fault, Pair
 from ramify.model.protocol import TokenScores
 from ramify.score.trajectories import Trajectory
@@ -32,6 +34,7 @@ from ramify.trace.db import Record, Run
 from ramify.trace.foreign import root
 from ramify.trace.node import IMPORT, Annotation, AttemptRecord, Score, TokenValues, make_node
 from ramify.trace.path import Path as TreePath
+from ramify.trace.sources import run_folder
 
 MAKER = "implicit-advantage"
 UNIT, GRADE = "advantage", "grade"
@@ -72,46 +75,46 @@ class GradedAttempt:
         """The attempt's score; None where no step counts."""
         return attempt_score(self.steps, self.config.step)
 
-    def to_json(self, policy: str = "", reference: str = "") -> dict[str, Any]:
+    def record(self, policy: str = "", reference: str = "") -> ScoreRecord:
         """The score record of section 3.6; every token aggregator is kept, so that a choice among them needs no model."""
         c, t = self.columns, self.trajectory
         names = ["n_tokens", *(f"A_{kind}" for kind in TOKEN_AGGS), "logp_theta", "logp_ref", "truncated"]
         names += [name for name in ("confidence", "certainty") if name in c]
-        steps: list[dict[str, Any]] = [{"i": i} | {name: c[name][i].item() for name in names} for i in range(t.n)]
-        for step, action in zip(steps, t.actions, strict=False):
-            step["action"] = action
-        for step, node in zip(steps, t.nodes, strict=False):
-            step["node"] = node
-        return {
-            "trajectory_id": t.id,
-            "task_id": t.task,
-            "policy_id": t.policy,
-            "policy": policy,
-            "reference": reference,
-            "beta": self.config.beta,
-            "order": self.config.order,
-            "token_agg": self.config.token,
-            "step_agg": self.config.step,
-            "keep_truncated": self.config.keep_truncated,
-            "steps": steps,
-            "score": self.score,
-            "decisions": decisions(t),
-            "reward": t.reward,
-            "success": t.success,
-            "warnings": list(self.warnings),
-        }
+        actions, nodes = (dict(enumerate(known)) for known in (t.actions, t.nodes))
+        steps = (
+            ScoredStep(i, action=actions.get(i), node=nodes.get(i), **{name: c[name][i].item() for name in names})
+            for i in range(t.n)
+        )
+        return ScoreRecord(
+            trajectory_id=t.id,
+            task_id=t.task,
+            steps=tuple(steps),
+            policy_id=t.policy,
+            policy=policy,
+            reference=reference,
+            beta=self.config.beta,
+            order=self.config.order,
+            token_agg=self.config.token,
+            step_agg=self.config.step,
+            keep_truncated=self.config.keep_truncated,
+            score=self.score,
+            decisions=decisions(t),
+            reward=t.reward,
+            success=t.success,
+            warnings=self.warnings,
+        )
 
 
-def keep_grades(folder: Path, scored: Sequence[GradedAttempt], rows: Sequence[Mapping[str, Any]], pair: Pair | None) -> str:
+def keep_grades(folder: Path, scored: Sequence[GradedAttempt], rows: Sequence[ScoreRecord], pair: Pair | None) -> str:
     """Keep grades in the run that the attempts are of: a score at each attempt's end (its record as evidence), a ``grade``
     annotation at each step, and the advantage of each of its tokens. Returns why they could not be kept, else an empty text."""
     judges = graders(pair)
     try:
         with Run.open(folder, write=True) as run, run.transaction():
             for one, row in zip(scored, rows, strict=True):
-                run.add(Score(one.trajectory.id, MAKER, one.score, UNIT, evidence=dict(row), judges=judges))
-                for step in row["steps"]:
-                    if "node" in step:
+                run.add(Score(one.trajectory.id, MAKER, one.score, UNIT, evidence=_evidence(row), judges=judges))
+                for step in row.steps:
+                    if step.node is not None:
                         run.add(grade_annotation(step, one.config.token))
                 run.add(*token_values(run.path(one.trajectory.id), one))
     except RamifyError as error:
@@ -138,36 +141,42 @@ def make_run(folder: Path, config: AdvantageConfig, scored: Mapping[str, Any], a
     return Run.begin(folder, f"{MAKER} score", {**config.to_json(), **scored}, parts={"attempts": what})
 
 
-def add_record(run: Run, record: Mapping[str, Any], number: int, judges: Mapping[str, str]) -> None:
+def add_record(run: Run, record: ScoreRecord, number: int, judges: Mapping[str, str]) -> None:
     """A score record in a run: the task's tree, the actions as nodes with their grades,
     the attempt's score and end at its last one.
 
     What the agent was shown is not in it. ``number`` distinguishes attempts with equal actions; ``judges`` as in :class:`Score`.
     """
-    task = record["task_id"]
+    task = record.task_id
     run.add_tree(task, {"id": task})
     node, steps = root(run, task), []
-    for step in record["steps"]:
-        node = make_node(task, node.id, len(node), "assistant", step.get("action") or "", index=number)
-        steps.append({**step, "node": node.id})
-        run.add(node, grade_annotation(steps[-1], record["token_agg"]))
+    for step in record.steps:
+        node = make_node(task, node.id, len(node), "assistant", step.action or "", index=number)
+        steps.append(replace(step, node=node.id))
+        run.add(node, grade_annotation(steps[-1], record.token_agg))
     end = make_node(task, node.id, len(node), "user", "", index=number)
-    kept = {name: value for name, value in record.items() if name not in ("baselines", "judges")} | {"steps": steps}
-    found: list[Record] = [Score(end.id, MAKER, record["score"], UNIT, evidence=kept, judges=judges)]
-    for name, value in (record.get("baselines") or {}).items():
-        known = (record.get("judges") or {}).get(name)
+    evidence = _evidence(replace(record, steps=tuple(steps)))
+    found: list[Record] = [Score(end.id, MAKER, record.score, UNIT, evidence=evidence, judges=judges)]
+    for name, value in record.baselines.items():
+        known = record.judges.get(name)
         found.append(Score(end.id, name, value, GRADE, judges={} if known is None else {name: known}))
-    if record.get("success") is not None:
-        paid = float(record["success"]) if record.get("reward") is None else float(record["reward"])
+    if record.success is not None:
+        paid = float(record.success) if record.reward is None else float(record.reward)
         found.append(Score(end.id, IMPORTED, paid))
-        found.append(AttemptRecord(end.id, task, None, 0, IMPORT, number, record["success"], paid))
+        found.append(AttemptRecord(end.id, task, None, 0, IMPORT, number, record.success, paid))
     run.add(end, *found)
 
 
-def grade_annotation(step: Mapping[str, Any], token: str) -> Annotation:
+def _evidence(record: ScoreRecord) -> Any:
+    """A record as the evidence of its score; other judges' grades are scores of their own."""
+    return codec.to_json(replace(record, baselines={}, judges={}, end=""))
+
+
+def grade_annotation(step: ScoredStep, token: str) -> Annotation:
     """The grades of a step, as an annotation of its node; ``A`` is that of the aggregation ``token``."""
-    numbers = {name: value for name, value in step.items() if name not in ("i", "action", "node")}
-    return Annotation(step["node"], 0, "grade", MAKER, {"A": step[f"A_{token}"], **numbers})
+    known = {name: value for name, value in vars(step).items() if value is not None}
+    numbers = {name: value for name, value in known.items() if name not in ("i", "action", "node")}
+    return Annotation(known["node"], 0, "grade", MAKER, {"A": step.grade(token), **numbers})
 
 
 def token_values(path: TreePath, scored: GradedAttempt) -> list[TokenValues]:
@@ -195,27 +204,30 @@ def token_values(path: TreePath, scored: GradedAttempt) -> list[TokenValues]:
     return found
 
 
-def kept_grades(folder: Path) -> list[dict[str, Any]]:
+def read_scores(path: Path) -> list[ScoreRecord]:
     """The records of the attempts that were graded in a run, with other judges' grades of them as ``baselines``.
 
-    Raises UserError where none was.
+    Raises UserError where none was, or naming run, record and field of what is no score record.
     """
+    folder = run_folder(path) or path
     with Run.open(folder) as run:
-        records = {
-            v.node: {**v.evidence, "end": v.node}
-            for v in run.scores(scorer=MAKER)
-            if isinstance(v.evidence, dict) and "trajectory_id" in v.evidence
-        }
-        grades = [v for v in run.scores() if v.unit == GRADE and v.node in records]
-    for verdict in grades:
-        record = records[verdict.node]
-        record["baselines"] = {**record.get("baselines", {}), verdict.scorer: verdict.value}
-        record["judges"] = {**record.get("judges", {}), **verdict.judges}
-    if not records:
+        scores = run.scores()
+    kept = [one for one in scores if one.scorer == MAKER and isinstance(one.evidence, dict) and "trajectory_id" in one.evidence]
+    if not kept:
         raise UserError(
             f"no attempt of {folder} is graded: `ramify implicit-advantage score --trajectories {folder}` grades them"
         )
-    return list(records.values())
+    given: dict[str, list[Score]] = {one.node: [] for one in kept}
+    for one in scores:
+        if one.unit == GRADE and one.node in given:
+            given[one.node].append(one)
+    found = []
+    for number, own in enumerate({one.node: one for one in kept}.values(), 1):
+        record, others = codec.from_json(ScoreRecord, own.evidence, f"{path}: record {number}"), given[own.node]
+        baselines = {**record.baselines, **{one.scorer: one.value for one in others}}
+        judges = {**record.judges, **{name: known for one in others for name, known in one.judges.items()}}
+        found.append(replace(record, end=own.node, baselines=baselines, judges=judges))
+    return found
 
 
 def decisions(attempt: Trajectory) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ramify.base.errors import EXIT_NEEDS, NeedsError, RamifyError, UserError
+from ramify.base import codec
+from ramify.base.errors import EXIT_DONE, EXIT_NEEDS, NeedsError, UserError
 from ramify.base.ledger import Ledger
 from ramify.base.words import plural
-from ramify.kit import DryRun, ForkEnv, ForkModel, Form, Json, Trust, Verbs, check_forks, option
+from ramify.kit import DryRun, ForkEnv, ForkModel, Form, Trust, Verbs, check_forks, option
 from ramify.methods.implicit_advantage import report as reports
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, Rule, StepAgg, TokenAgg
+from ramify.methods.implicit_advantage.records import ScoreRecord
 from ramify.methods.implicit_advantage.run import (
     GRADE,
     AdvantageScorer,
@@ -21,15 +23,16 @@ from ramify.methods.implicit_advantage.run import (
     add_record,
     graders,
     keep_grades,
-    kept_grades,
     make_run,
+    read_scores,
 )
 from ramify.model.pair import IncompatiblePairError, Pair
-from ramify.render.terminal import emit, progress, say, table
+from ramify.render.numbers import p_value
+from ramify.render.result import Planned, Result, Section
+from ramify.render.terminal import progress
 from ramify.score.steps import write_rows
 from ramify.score.trajectories import MessageLayout, chat_layout, load_trajectories, plain_layout
 from ramify.trace.db import Run
-from ramify.trace.lines import at_place, field
 from ramify.trace.node import Finding, Score
 from ramify.trace.sources import conclude, run_folder
 
@@ -56,7 +59,7 @@ Step = Annotated[
 ]
 
 
-@app.verb(settings=AdvantageConfig)
+@app.verb(settings=AdvantageConfig, keeps="trajectories")
 def score(
     options: AdvantageConfig,
     trajectories: Annotated[
@@ -81,8 +84,7 @@ def score(
     confidence: Annotated[bool, option("--confidence", help="Add how sure the policy was, for the baselines.")] = False,
     form: Form = None,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> Grading | Planned:
     """Grade every step of every attempt, by --policy and --reference, or without them by the log-probs that attempts store."""
     config = options
     folder = run_folder(trajectories)
@@ -108,11 +110,13 @@ def score(
     attempts, skipped = load_trajectories(trajectories, layout, scorer, form)
     if dry_run:
         tokens = sum(min(len(attempt.tokens), config.max_length) for attempt in attempts)
-        estimate = {"attempts": len(attempts), "steps": sum(attempt.n for attempt in attempts), "skipped": skipped}
-        estimate |= {"tokens_each_model_reads": tokens if pair else 0}
-        shown = [[k, len(v) if isinstance(v, list) else v] for k, v in estimate.items()]
-        emit(estimate, as_json, table(["number", "value"], shown))
-        return
+        estimate = {
+            "attempts": len(attempts),
+            "steps": sum(attempt.n for attempt in attempts),
+            "skipped": len(skipped),
+            "tokens_each_model_reads": tokens if pair else 0,
+        }
+        return Planned(options.to_json(), estimate, caveats=tuple(f"skipped: {why}" for why in skipped))
     made = {"policy": "" if pair is None else pair.policy.name, "reference": "" if pair is None else pair.reference.name}
     begin: Callable[[], Run] | None = None
     if out is not None:
@@ -121,7 +125,7 @@ def score(
             begin().close()  # another run is there, say, which is known before anything is graded
     grader = AdvantageScorer(pair, config, noise_rows=4)
     total = 0
-    with progress("score", 2 * len(attempts), "rows", as_json, kept=f"nothing was written to {out or folder}") as bar:
+    with progress("score", 2 * len(attempts), "rows", kept=f"nothing was written to {out or folder}") as bar:
 
         def on_rows(rows: int) -> None:
             nonlocal total
@@ -132,7 +136,7 @@ def score(
             scored, failed = grader.score_each(attempts, confidence, on_rows)
         except NeedsError as error:  # an adapter that cannot be added, a server without what --confidence needs
             raise IncompatiblePairError(str(error)) from error
-    _keep(scored, skipped + failed, pair, folder, begin, as_json)
+    return _kept(scored, skipped + failed, pair, folder, begin)
 
 
 def _open(
@@ -151,52 +155,67 @@ def _open(
     return pair, None if template is None else chat_layout(template)
 
 
-def _keep(
-    scored: list[GradedAttempt],
-    skipped: list[str],
-    pair: Pair | None,
-    folder: Path | None,
-    begin: Callable[[], Run] | None,
-    as_json: bool,
-) -> None:
-    """Keep the grades, in the run that the attempts are of and in the one that is made of them, and say what was left out; exit
-    code 4 where something was."""
+@dataclass(frozen=True)
+class Grading(Result):
+    """What was graded and kept in ``out``, which attempts were cut from the left (``truncated``) and which ``skipped``;
+    ``noted`` is what was seen on some of them."""
+
+    out: str | None
+    scored: int
+    truncated: tuple[str, ...]
+    skipped: tuple[str, ...]
+    noise_per_token: float | None
+    noted: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """4 where an attempt was cut or skipped."""
+        return EXIT_PARTIAL if self.truncated or self.skipped else EXIT_DONE
+
+    def sections(self) -> Iterable[Section]:
+        """How many there are, and what was left out."""
+        text = "no attempt was graded, and nothing was written"
+        if self.scored:
+            text = (
+                f"{plural(self.scored, 'graded attempt')} in {self.out}"
+                if self.out
+                else f"graded: {plural(self.scored, 'attempt')}"
+            )
+        left = [f"cut from the left: {name}" for name in self.truncated] + [f"skipped: {why}" for why in self.skipped]
+        lines = [text, *(f"noted on some attempts: {note}" for note in self.noted)]
+        lines += [" ".join(line.split()) for line in left[:LISTED]]
+        lines += [f"and {len(left) - LISTED} more (--json lists all)"] if len(left) > LISTED else []
+        yield Section.of("", "\n".join(lines))
+
+
+def _kept(
+    scored: list[GradedAttempt], skipped: list[str], pair: Pair | None, folder: Path | None, begin: Callable[[], Run] | None
+) -> Grading:
+    """Keep the grades, in the run that the attempts are of and in the one that is made of them, and say what was left out."""
     names = ("", "") if pair is None else (pair.policy.name, pair.reference.name)
-    rows = [one.to_json(*names) for one in scored]
+    rows = [one.record(*names) for one in scored]
     where = folder
-    if rows and folder is not None and (why := keep_grades(folder, scored, rows, pair)):
-        say(f"warning: {why}")
+    lost = keep_grades(folder, scored, rows, pair) if rows and folder is not None else ""
+    if lost:
         where = None
     if rows and begin is not None:
         with begin() as run, run.transaction():
             where = run.folder
             for number, row in enumerate(rows, 1):
                 add_record(run, row, number, graders(pair))
-    for warning in [] if pair is None else pair.warnings:
-        say(f"warning: {warning}")
-    cut = [row["trajectory_id"] for row in rows if any(step["truncated"] for step in row["steps"])]
-    noted = {note.partition(" ")[2] for row in rows for note in row["warnings"]}
-    noise = None if pair is None else pair.noise
-    result = {
-        "out": None if where is None else str(where),
-        "scored": len(rows),
-        "truncated": cut,
-        "skipped": skipped,
-        "noise_per_token": noise,
-    }
-    lines = ["no attempt was graded, and nothing was written"]
-    if rows:
-        lines = [f"{plural(len(rows), 'graded attempt')} in {where}" if where else f"graded: {plural(len(rows), 'attempt')}"]
-    lines += [f"noted on some attempts: {note}" for note in sorted(noted)]
-    left = [f"cut from the left: {name}" for name in cut] + [f"skipped: {why}" for why in skipped]
-    lines += [" ".join(line.split()) for line in left[:LISTED]]
-    lines += [f"and {len(left) - LISTED} more (--json lists all)"] if len(left) > LISTED else []
-    emit(result, as_json, "\n".join(lines))
-    if cut or skipped:
-        raise SystemExit(EXIT_PARTIAL)
+    noted = {note.partition(" ")[2] for row in rows for note in row.warnings}
+    return Grading(
+        out=None if where is None else str(where),
+        scored=len(rows),
+        truncated=tuple(row.trajectory_id for row in rows if any(step.truncated for step in row.steps)),
+        skipped=tuple(skipped),
+        noise_per_token=None if pair is None else pair.noise,
+        noted=tuple(sorted(noted)),
+        caveats=(*filter(None, [lost]), *(() if pair is None else pair.warnings)),
+    )
 
 
-@app.verb()
+@app.verb(keeps="scores")
 def select(
     scores: Scores,
     group: Annotated[str, option(help="Field that attempts to choose among share.")] = "task_id",
@@ -208,8 +227,7 @@ def select(
         str, option(help="Choose by another scorer of `report` than the grade: policy-log-prob, or a judge's name.")
     ] = "advantage",
     out: Annotated[Path | None, option(help="Chosen attempts to write (.jsonl).")] = None,
-    as_json: Json = False,
-) -> None:
+) -> reports.Choices:
     """Choose the best attempt at each task; where ends are known, say what choosing was worth."""
     records = read_scores(scores)
     cell = reports.own_cell(records, token, step)
@@ -217,21 +235,15 @@ def select(
     rows = {name: reports.select(records, one, best_of, group) for name, one in reports.cells(cell, tuned).items()}
     scores_by = reports.chooser(records, by)
     picked = next(iter(rows.values())) if scores_by is None else reports.select(records, cell, best_of, group, scores_by)
-    chosen, verdict = picked["chosen"], reports.verdict_on_choice(picked, by)
-    if picked["counted"]:
+    if picked.counted:
         for name, values in reports.baselines(records).items():
             rows[name] = reports.select(records, cell, best_of, group, values)
     if out is not None:
-        write_rows(out, chosen)
-    columns = ("best_of", "mean", "oracle", "gain", "gain_interval", "gain_p", "counted")
-    lines = [[name, *(_text(row[c]) for c in columns)] for name, row in rows.items()]
-    text = f"{verdict}\n\n{table(['chosen by', *columns], lines)}\n\n"
-    text += table([group, "chosen", "score"], [[c[group], c["trajectory_id"], c["score"]] for c in chosen[:20]])
-    shown = {name: {k: v for k, v in row.items() if k != "chosen"} for name, row in rows.items()}
-    emit({"verdict": verdict, "chosen_by": by, "chosen": chosen, "by": shown}, as_json, text)
+        write_rows(out, [{group: one.group, "trajectory_id": one.trajectory_id, "score": one.score} for one in picked.chosen])
+    return reports.Choices(reports.verdict_on_choice(picked, by), by, group, picked.chosen, rows)
 
 
-@app.verb()
+@app.verb(keeps="scores")
 def blame(
     scores: Scores,
     rule: Annotated[Rule, option(help="How the step is found.")] = "sharpest-drop",
@@ -256,8 +268,7 @@ def blame(
     model: ForkModel = None,
     env: ForkEnv = None,
     trust: Trust = False,
-    as_json: Json = False,
-) -> None:
+) -> reports.BlameReport:
     """Name the steps of failed attempts that are most to blame, where they stand out from the steps of successful ones.
 
     With --fork each of them is put to the test in the run; the same command again loads what was played.
@@ -270,25 +281,21 @@ def blame(
     held = [] if against is None else read_scores(against)
     cell = reports.own_cell(records, token)[0]
     found = reports.blame(records, rule, top, cell, every, level, held)
-    failure = "" if who is None or fork is None else _forked(who, found, records, fork, as_json)
+    failure = ""
+    if who is not None and fork is not None:
+        found, failure = _forked(who, found, records, fork)
     settings = {
         "rule": rule,
         "token": cell,
         "level": level,
-        "policy": records[0].get("policy"),
-        "reference": records[0].get("reference"),
+        "policy": records[0].policy,
+        "reference": records[0].reference,
     }
-    if why := conclude(scores, BLAME, _findings(found, scores, settings)):
-        say(f"warning: {why}")
-    columns = ["attempt", "rank", "step", "of", "grade", "action"]
-    cells = [[r["trajectory_id"], r["rank"], r["step"], r["of"], r["grade"], (r["action"] or "")[:60]] for r in found["blamed"]]
-    if who is not None:
-        columns += ["before", "95 % interval", "after", "95 % interval of it", "p, corrected", "forks say"]
-        cells = [[*row, *_fork_cells(r["fork"])] for row, r in zip(cells, found["blamed"], strict=True)]
-    emit(found, as_json, f"{found['verdict']}\n\n{table(columns, cells) if cells else ''}".strip())
-    played = [row["fork"] for row in found["blamed"] if row.get("fork")]
-    if played and failure and all(row["confirmed"] is None for row in played):
-        raise RamifyError(f"no step could be put to the test: every continuation failed, the first at {failure}")
+    lost = conclude(scores, BLAME, _findings(found, scores, settings))
+    played = [row.fork for row in found.blamed if row.fork]
+    failed = bool(played and failure and all(test.confirmed is None for test in played))
+    caveat = f"no step could be put to the test: every continuation failed, the first at {failure}" if failed else ""
+    return replace(found, failed=failed, caveats=tuple(filter(None, (lost, caveat))))
 
 
 def _who(scores: Path, model: str | None, env: str | None, trust: bool) -> Who:
@@ -298,66 +305,70 @@ def _who(scores: Path, model: str | None, env: str | None, trust: bool) -> Who:
     return Who(run_folder(scores) or scores, model, env, trust)
 
 
-def _forked(who: Who, found: dict[str, Any], records: list[dict[str, Any]], n: int, as_json: bool) -> str:
-    """Add to each blamed step the result of its forks (``fork``),
-    and to the verdict how many are confirmed. Returns the first failure."""
+def _forked(who: Who, found: reports.BlameReport, records: list[ScoreRecord], n: int) -> tuple[reports.BlameReport, str]:
+    """The report with what forks say of each blamed step, and in the verdict how many are confirmed; the first failure."""
     from ramify.methods.implicit_advantage.confirm import confirm
     from ramify.rollout.attempts import Success
 
+    ends = {record.trajectory_id: (record.end, record.success) for record in records}
+    nodes = {row.node: ends[row.trajectory_id] for row in found.blamed if row.node is not None}
     kept = f"the continuations played so far stay in {who.folder}: the same command continues"
-    with progress("blame", 2 * n * len(found["blamed"]), "continuations", as_json, kept=kept) as bar:
+    with progress("blame", 2 * n * len(found.blamed), "continuations", kept=kept) as bar:
         success = Success()
 
         def on_attempt(attempt: Attempt) -> None:
             success.add(attempt)
             bar.at(success.ended, success.note)
 
-        tests, failure = confirm(who, found["blamed"], records, n, on_attempt)
-    for row in found["blamed"]:
-        row["fork"] = tests.get(row["node"])
-    sure = sum(bool(test["confirmed"]) for test in tests.values())
-    if found["blamed"]:
-        found["verdict"] += (
-            f"; forks confirm {sure} of {len(tests)} steps, by {n} or more attempts from before and from after each"
-        )
-    return failure
+        tests, failure = confirm(who, nodes, n, on_attempt)
+    blamed = tuple(replace(row, fork=tests.get(row.node or "")) for row in found.blamed)
+    sure = sum(bool(test.confirmed) for test in tests.values())
+    said = f"; forks confirm {sure} of {len(tests)} steps, by {n} or more attempts from before and from after each"
+    return replace(found, blamed=blamed, verdict=found.verdict + (said if blamed else ""), forked=True), failure
 
 
-def _fork_cells(test: dict[str, Any] | None) -> list[str]:
-    """What forks say of a step, as cells of a table."""
-    if test is None:
-        return ["-", "-", "-", "-", "-", "not measured"]
-    sides = [f"{x:.1%}" if isinstance(x, float) else "-" for x in (test["before"]["success"], test["after"]["success"])]
-    spans = ["[{:.1%}, {:.1%}]".format(*test[name]["interval"]) for name in ("before", "after")]
-    return [sides[0], spans[0], sides[1], spans[1], f"{test['p_corrected']:.2g}", _word(test)]
-
-
-def _word(test: dict[str, Any]) -> str:
-    return {True: "confirmed", False: "not confirmed", None: "not measured"}[test["confirmed"]]
-
-
-@app.verb()
+@app.verb(keeps="scores")
 def report(
     scores: Scores,
     labels: Annotated[Literal["outcome"], option(help="What attempts are distinguished by: their outcome.")] = "outcome",
     calibrate: Calibrate = None,
     token: Token = None,
     step: Step = None,
-    as_json: Json = False,
-) -> None:
+) -> reports.RankReport:
     """How well grades and baselines separate successes from failures: AUROC with intervals over tasks, ties, the luck ceiling."""
     records = read_scores(scores)
-    found = reports.report(
+    return reports.report(
         records, reports.own_cell(records, token, step), [] if calibrate is None else _apart(records, calibrate)
     )
-    columns = [name for name in found["scorers"][0] if name not in ("scorer", "delong_p")]
-    rows = [[row["scorer"], *(_text(row[c]) for c in columns)] for row in found["scorers"]]
-    shown = {k: v for k, v in found.items() if k not in ("verdict", "scorers")}
-    text = f"{found['verdict']}\n\n" + table(["number", "value"], [[k, _text(v)] for k, v in shown.items()])
-    emit(found, as_json, f"{text}\n\n{table(['scorer', *columns], rows)}")
 
 
-@app.verb()
+@dataclass(frozen=True)
+class JudgedAttempts(Result):
+    """How many ``attempts`` a judge's score was added to, as ``name``, what it left unscored, and what that took."""
+
+    scored: int
+    unscored: tuple[str, ...]
+    spent: Mapping[str, Mapping[str, float]]
+    attempts: int
+    name: str
+
+    @property
+    def exit_code(self) -> int:
+        """4 where an attempt has no score."""
+        return EXIT_PARTIAL if self.unscored else EXIT_DONE
+
+    def sections(self) -> Iterable[Section]:
+        """How many, and why not the others."""
+        lines = [f"{self.scored} of {self.attempts} attempts have a score of '{self.name}'"]
+        lines += [f"unscored: {why}" for why in self.unscored]
+        spent = "; ".join(
+            f"{name}: {', '.join(f'{amount:g} {unit}' for unit, amount in row.items())}"
+            for name, row in sorted(self.spent.items())
+        )
+        yield Section.of("", "\n".join([*lines, f"spent on {spent}"]))
+
+
+@app.verb(keeps="scores")
 def judge(
     scores: Scores,
     trajectories: Annotated[Path, option(help="The attempts the records are of.")],
@@ -374,92 +385,43 @@ def judge(
     ] = "grade",
     name: Annotated[str, option(help="What the judge is called in the run.")] = "judge",
     scorer: Annotated[str | None, option(help="As in `score`.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> JudgedAttempts:
     """Add a judge's or reward model's score to a run that was scored, as a baseline for `report` and `select`."""
     from ramify.methods.implicit_advantage.baselines import find_baseline, grades
 
     records = read_scores(scores)
-    wanted = {r["trajectory_id"]: r.get("decisions", "") for r in records}
-    with progress("judge", as_json=as_json, kept=f"{scores} is as it was"):
+    wanted = {one.trajectory_id: one.decisions for one in records}
+    with progress("judge", kept=f"{scores} is as it was"):
         baseline = find_baseline(model, style)
         values, failed = grades(trajectories, baseline, tokenizer, wanted, scorer, spent := Ledger())
-    ends = {record["trajectory_id"]: record["end"] for record in records}
+    ends = {one.trajectory_id: one.end for one in records}
     with Run.open(run_folder(scores) or scores, write=True) as run:
         run.add(*(Score(ends[one], name, value, GRADE, judges={name: baseline.identity}) for one, value in values.items()))
-    text = "\n".join(
-        [f"{len(values)} of {len(records)} attempts have a score of '{name}'", *(f"unscored: {why}" for why in failed)]
-    )
-    emit({"scored": len(values), "unscored": failed, "spent": spent.to_json()["spent"]}, as_json, f"{text}\nspent on {spent}")
-    if failed:
-        raise SystemExit(EXIT_PARTIAL)
+    return JudgedAttempts(len(values), tuple(failed), spent.to_json()["spent"], len(records), name)
 
 
-def _findings(found: dict[str, Any], run: Path, settings: dict[str, Any]) -> list[Finding]:
+def _findings(found: reports.BlameReport, run: Path, settings: dict[str, Any]) -> list[Finding]:
     """What blame found in the run ``run``, as the run keeps it: the verdict, and the steps most to blame."""
-    made = [Finding("blame", BLAME, found["verdict"], evidence=found["floor"], identity=settings)]
-    for row in found["blamed"]:
-        if row["node"] is not None:
-            why = (
-                f"training made this step less likely than any of the successful attempts' (attempt {row['trajectory_id'][:12]})"
-            )
-            if test := row.get("fork"):
-                sides = [f"{test[name]['successes']}/{test[name]['n']}" for name in ("before", "after")]
-                why += (
-                    f"; success was {sides[0]} from before it and {sides[1]} from after it, p {test['p_corrected']:.2g}: "
-                    f"{_word(test)}"
-                )
-            fork = f"ramify fork {run} {row['node'][:12]}"
+    made = [Finding("blame", BLAME, found.verdict, evidence=codec.to_json(found.floor), identity=settings)]
+    for row in found.blamed:
+        if row.node is not None:
+            why = f"training made this step less likely than any of the successful attempts' (attempt {row.trajectory_id[:12]})"
+            if row.fork is not None:
+                sides = [f"{side.successes}/{side.n}" for side in (row.fork.before, row.fork.after)]
+                p = p_value(row.fork.p_corrected)
+                why += f"; success was {sides[0]} from before it and {sides[1]} from after it, p {p}: {row.fork.word}"
+            fork = f"ramify fork {run} {row.node[:12]}"
             do = f"{fork} (with --model and --env where the run names none) samples what else could have been done there"
-            made.append(Finding("step to blame", BLAME, why, row["node"], 0, do, row["grade"], "nats", row, settings))
+            evidence = codec.to_json(row)
+            made.append(Finding("step to blame", BLAME, why, row.node, 0, do, row.grade, "nats", evidence, settings))
     return made
 
 
-def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Score records of a run. Raises UserError naming run, record and field of what is no score record."""
-    records = []
-    for number, record in enumerate(kept_grades(run_folder(path) or path), 1):
-        where = f"{path}: record {number}"
-        with at_place(where):
-            field(record, "trajectory_id", str, where)
-            field(record, "task_id", str, where)
-            field(record, "success", bool, where, None)
-            field(record, "keep_truncated", bool, where, False)
-            field(record, "decisions", str, where, "")
-            for name in field(record, "baselines", dict, where, {}):
-                _number(record["baselines"], name, f"{where}: 'baselines'", None)
-            for i, step in enumerate(field(record, "steps", list, where)):
-                spot = f"{where}: step {i}"
-                if not isinstance(step, dict):
-                    raise UserError(f"{spot} is no object")
-                field(step, "truncated", bool, spot)
-                field(step, "action", str, spot, None)
-                for name in ("i", "n_tokens", "A_sum", "A_mean", "A_last", "A_min", "A_max", "logp_theta", "logp_ref"):
-                    _number(step, name, spot)
-                if "confidence" in step or "certainty" in step:
-                    _number(step, "confidence", spot)
-                    _number(step, "certainty", spot)
-        records.append(record)
-    return records
-
-
-def _number(record: dict[str, Any], name: str, spot: str, default: Any = ...) -> None:
-    value = field(record, name, (float, int), spot, default)
-    if value is not None and not math.isfinite(value):
-        raise UserError(f"{spot}: '{name}' is no finite number")
-
-
-def _apart(records: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+def _apart(records: list[ScoreRecord], path: Path) -> list[ScoreRecord]:
     """Calibration records. Raises UserError where they share a task with those the choice is judged on."""
     found = read_scores(path)
-    if shared := {r["task_id"] for r in records} & {r["task_id"] for r in found}:
+    if shared := {one.task_id for one in records} & {one.task_id for one in found}:
         raise UserError(
             f"{path} shares {plural(len(shared), 'task')} with the scores, such as '{min(shared)}': calibrate on other tasks"
         )
     return found
-
-
-def _text(value: Any) -> Any:
-    if isinstance(value, list):
-        return " to ".join(f"{v:.3f}" if isinstance(v, float) else str(v) for v in value)
-    return value

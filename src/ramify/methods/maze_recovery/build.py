@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,7 +17,8 @@ from ramify.base.words import plural
 from ramify.methods.maze_recovery.attempts import Trace, Traces, from_records
 from ramify.methods.maze_recovery.conversations import Conversation, Spans, counted, whole
 from ramify.methods.maze_recovery.loops import shortest_ways
-from ramify.methods.maze_recovery.traces import BACK, Marked, taken_back
+from ramify.methods.maze_recovery.traces import BACK, Agreement, Marked, taken_back
+from ramify.render.result import Result, Section, numbers
 from ramify.trace.view import TokenMessage
 
 if TYPE_CHECKING:
@@ -63,14 +64,39 @@ class SftSet:
     """The examples, and the ``summary`` that says what is in them."""
 
     examples: list[Example]
-    summary: dict[str, Any]
+    summary: SetSummary
+
+
+@dataclass(frozen=True)
+class SetSummary(Result):
+    """What is in a set, how its tokens were counted and why it ends where it does; where it was written, ``rows`` of ``form``,
+    and what a detector took."""
+
+    mode: str
+    examples: int
+    tasks: int
+    with_recovery: int
+    share_with_recovery: float
+    tokens: int
+    counted_by: str
+    token_budget: int | None
+    stopped: str
+    form: str = ""
+    rows: int | None = None
+    out: str = ""
+    spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def sections(self) -> Iterable[Section]:
+        """The numbers."""
+        kept = {name: value for name, value in vars(self).items() if name not in ("caveats", "spent") and value != ""}
+        yield Section.of("", numbers(kept))
 
 
 def build_sft(
     traces: Iterable[Mapping[str, Any]] | Traces,
     *,
     marks: Sequence[Sequence[Marked]] | None = None,
-    measured: Mapping[str, Any] | None = None,
+    measured: Agreement | None = None,
     template: ChatTemplate | None = None,
     **options: Any,
 ) -> SftSet:
@@ -104,7 +130,7 @@ def build_sft(
     return _fill(source, pools, config, template)
 
 
-def check_masks(config: BuildConfig, measured: Mapping[str, Any] | None) -> None:
+def check_masks(config: BuildConfig, measured: Agreement | None) -> None:
     """Raise UserError where a detector would set masks whose precision is unknown, or may be below ``mask_precision``.
 
     A false label hides a right step and trains the wrong one: with the last sentence of "7 * 8 = 54. Hmm, 56. Wait, 56 + 5?"
@@ -112,7 +138,7 @@ def check_masks(config: BuildConfig, measured: Mapping[str, Any] | None) -> None
     """
     if not config.mask_mistakes:
         return
-    masks = measured and measured["masks"]
+    masks = None if measured is None else measured.masks
     if masks is None:
         raise UserError(
             "mask_mistakes (--mask-mistakes) hides what a text takes back, and how often the detector is right about that is "
@@ -121,10 +147,10 @@ def check_masks(config: BuildConfig, measured: Mapping[str, Any] | None) -> None
             "('target'), "
             "or leave --detector out where traces have states"
         )
-    low = 0.0 if masks["interval"] is None else masks["interval"][0]
+    low = 0.0 if masks.interval is None else masks.interval[0]
     if low < config.mask_precision:
         raise UserError(
-            f"of {masks['n']} labelled steps that the detector would hide {masks['k']} are taken back, a share that may be as "
+            f"of {masks.n} labelled steps that the detector would hide {masks.k} are taken back, a share that may be as "
             "low as "
             f"{low:.2f}: mask_mistakes needs {config.mask_precision:g} (mask_precision), so label more traces or take a better "
             "detector"
@@ -269,27 +295,21 @@ def _fill(
         raise UserError(f"the set is empty: {fault}")
     turns = [turn for e in taken for turn, spans in zip(e.conversation.turns, e.conversation.trained, strict=True) if spans]
     share = sum(e.recovery for e in taken) / len(taken)
-    warnings = []
+    caveat = ""
     if config.mode == "recovery_mix" and abs(share - config.rho) > _OFF:
-        warnings.append(
-            f"a share of {share:.3g} of the {len(taken)} examples shows a recovery, not {config.rho:g} as asked (ended: "
-            f"{stopped})"
-        )
+        caveat = f"a share of {share:.3g} of the {len(taken)} examples shows a recovery, not {config.rho:g} as asked"
     real = template is not None or all(turn.tokens is not None for turn in turns)
-    summary = {
-        "mode": config.mode,
-        "examples": len(taken),
-        "tasks": len({str(e.task) for e in taken}),
-        "with_recovery": sum(e.recovery for e in taken),
-        "share_with_recovery": share,
-        "tokens": spent,
-        "counted_by": "tokens"
-        if real
-        else "the traces"
-        if all(counted(turn) is not None for turn in turns)
-        else "characters / 4",
-        "token_budget": config.token_budget,
-        "stopped": stopped,
-        "warnings": warnings,
-    }
+    by_trace = all(counted(turn) is not None for turn in turns)
+    summary = SetSummary(
+        mode=config.mode,
+        examples=len(taken),
+        tasks=len({str(e.task) for e in taken}),
+        with_recovery=sum(e.recovery for e in taken),
+        share_with_recovery=share,
+        tokens=spent,
+        counted_by="tokens" if real else "the traces" if by_trace else "characters / 4",
+        token_budget=config.token_budget,
+        stopped=stopped,
+        caveats=(f"{caveat} (ended: {stopped})",) if caveat else (),
+    )
     return SftSet(taken, summary)

@@ -8,18 +8,23 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field, StrictInt
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
 from ramify.methods.maze_recovery.attempts import Traces
+from ramify.methods.maze_recovery.audit import as_rows
+from ramify.render.result import Result, Section, table
 from ramify.score.judge import Item, Judge, Judgement, Question, as_asked, find_judge, judged
-from ramify.stats.intervals import clustered_proportion
+from ramify.stats.intervals import ClusteredShare, clustered_share
 
 KINDS = ("advance", "retract", "verify", "restart")
 """What a step can do; ``retract`` and ``restart`` take something back."""
@@ -229,13 +234,29 @@ async def detect(
     return [list(islice(each, len(own))) for own in replies], faults
 
 
-def agreement(found: Sequence[str], truth: Sequence[str], traces: Sequence[int] | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Agreement:
+    """How well a detector agrees with what is known, step by step (:func:`agreement`); None for what cannot be measured."""
+
+    steps: int
+    agreement: ClusteredShare | None
+    kappa: float | None
+    precision: ClusteredShare | None
+    recall: ClusteredShare | None
+    false_marks: ClusteredShare | None
+    masks: ClusteredShare | None = None
+    """Of the steps that the detector would hide, those that labels say are taken back (:func:`mask_precision`)."""
+    left_out: str = ""
+    """Which labelled traces count nowhere, and why."""
+
+
+def agreement(found: Sequence[str], truth: Sequence[str], traces: Sequence[int] | None = None) -> Agreement:
     """How well ``found`` kinds agree with ``truth``, step by step;
     ``traces`` numbers the trace of each step, by default each its own.
 
     ``agreement`` is the share of equal kinds, ``kappa`` Cohen's (None where chance explains all); ``precision`` and ``recall``
     are of "takes something back" (retract or restart), ``false_marks`` the share so marked of the steps that take nothing back.
-    Each share has its interval over traces (``stats.intervals.clustered_proportion``), and is None where it cannot be measured.
+    Each share has its interval over traces (``stats.intervals.clustered_share``), and is None where it cannot be measured.
     Raises UserError where the lengths differ or a kind is unknown.
     """
     if len(found) != len(truth):
@@ -248,17 +269,17 @@ def agreement(found: Sequence[str], truth: Sequence[str], traces: Sequence[int] 
     chance = sum(list(found).count(kind) * list(truth).count(kind) for kind in KINDS) / max(1, n * n)
     which = np.arange(n) if traces is None else np.asarray(traces, np.int64)
     a, b = (np.array([kind in BACK for kind in kinds], np.bool_) for kinds in (found, truth))
-    return {
-        "steps": n,
-        "agreement": clustered_proportion(equal, which),
-        "kappa": None if n == 0 or chance == 1 else (same / n - chance) / (1 - chance),
-        "precision": clustered_proportion(b[a], which[a]),
-        "recall": clustered_proportion(a[b], which[b]),
-        "false_marks": clustered_proportion(a[~b], which[~b]),
-    }
+    return Agreement(
+        steps=n,
+        agreement=clustered_share(equal, which),
+        kappa=None if n == 0 or chance == 1 else (same / n - chance) / (1 - chance),
+        precision=clustered_share(b[a], which[a]),
+        recall=clustered_share(a[b], which[b]),
+        false_marks=clustered_share(a[~b], which[~b]),
+    )
 
 
-def mask_precision(found: Sequence[Sequence[StepLabel]], truth: Sequence[Sequence[StepLabel]]) -> dict[str, Any] | None:
+def mask_precision(found: Sequence[Sequence[StepLabel]], truth: Sequence[Sequence[StepLabel]]) -> ClusteredShare | None:
     """Of the steps that ``found`` takes as taken back, the share that ``truth`` says are, with its interval over traces.
 
     Traces whose labels leave open which step a retraction is of are left out. None where nothing is left to measure it on.
@@ -271,7 +292,21 @@ def mask_precision(found: Sequence[Sequence[StepLabel]], truth: Sequence[Sequenc
             hidden = sorted(taken_back(seen))
             hits += [at in wrong for at in hidden]
             traces += [number] * len(hidden)
-    return clustered_proportion(hits, traces)
+    return clustered_share(hits, traces)
+
+
+@dataclass(frozen=True)
+class LabelledStep:
+    """A line of a file of labels."""
+
+    text: str
+    kind: Literal["advance", "retract", "verify", "restart"]
+    trace: Any = None
+    target: Annotated[StrictInt, Field(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.trace is not None and type(self.trace) not in (str, int):
+            raise ValueError("'trace' must name the trace of the step by a text or a number")
 
 
 def labelled(records: Iterator[tuple[int, dict[str, Any]]], where: str) -> list[list[tuple[str, StepLabel]]]:
@@ -279,53 +314,89 @@ def labelled(records: Iterator[tuple[int, dict[str, Any]]], where: str) -> list[
     lines without one count alone.
 
     ``target`` may name the earlier step that is taken back or checked, by its index in the trace.
-    Raises UserError naming the line.
+    Raises UserError naming the line and field.
     """
     found: dict[Any, list[tuple[str, StepLabel]]] = {}
     for number, record in records:
-        text, kind, trace, target = (record.get(name) for name in ("text", "kind", "trace", "target"))
-        if not isinstance(text, str) or kind not in KINDS:
-            raise UserError(f"{where}:{number}: a labelled step has 'text' and 'kind', one of {', '.join(KINDS)}")
-        if trace is not None and type(trace) not in (str, int):
-            raise UserError(f"{where}:{number}: 'trace' must name the trace of the step by a text or a number")
-        own = found.setdefault(("line", number) if trace is None else trace, [])
-        if target is not None and (type(target) is not int or not 0 <= target < len(own)):
+        step = codec.from_json(LabelledStep, record, f"{where}:{number}")
+        own = found.setdefault(("line", number) if step.trace is None else step.trace, [])
+        if step.target is not None and step.target >= len(own):
             raise UserError(f"{where}:{number}: 'target' must be the index, in its trace, of the earlier step that is meant")
-        own.append((text, StepLabel(kind, target)))
+        own.append((step.text, StepLabel(step.kind, step.target)))
     if not found:
         raise UserError(f"{where} holds no labelled step")
     return list(found.values())
 
 
-def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> dict[str, Any]:
+class RepliesAudit(NamedTuple):
+    """What the replies of one trace say."""
+
+    task: Any
+    attempt: Any
+    success: bool | None
+    steps: int
+    recoveries: int
+
+
+@dataclass(frozen=True)
+class ReplyAudit(Result):
+    """An audit of traces by what a detector saw in their replies; ``judge`` is its identity, ``spent`` what it took."""
+
+    states_from: str
+    traces: int
+    intervals_over: str
+    success_share: ClusteredShare | None
+    success_unknown: int
+    steps: int
+    recoveries: int
+    recovery_rate: float
+    recovery_traces: ClusteredShare | None
+    loop_free: ClusteredShare | None
+    kinds: Mapping[str, ClusteredShare | None]
+    per_trace: tuple[RepliesAudit, ...]
+    judge: str = ""
+    spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    agreement: Agreement | None = None
+    agreement_with: str | None = None
+    found: bool = False
+    verdict: str = ""
+
+    def sections(self) -> Iterable[Section]:
+        """The verdict and the numbers."""
+        rows = [*as_rows(vars(self)), *((f"judge: {unit}", amount) for unit, amount in self.spent.get("judge", {}).items())]
+        rows += as_rows(self.kinds, "kinds: ")
+        rows += [] if self.agreement is None else as_rows(vars(self.agreement), "agreement: ")
+        yield Section.of("", self.verdict, table(("number", "value"), rows))
+
+
+def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> ReplyAudit:
     """Audit traces by what a detector saw in their replies:
     there is no key, so there are no dead ends and there is no coverage."""
     kinds = [[step.kind for reply in trace for step in reply.steps] for trace in marks]
     back = [sum(kind in BACK for kind in own) for own in kinds]
     n, total = len(t.traces), sum(map(len, kinds))
     step_clusters = np.repeat(t.clusters, list(map(len, kinds)))
-    rows = [
-        {"task": trace.task, "attempt": trace.attempt, "success": trace.success, "steps": len(own), "recoveries": took}
+    rows = (
+        RepliesAudit(trace.task, trace.attempt, trace.success, len(own), took)
         for trace, own, took in zip(t.traces, kinds, back, strict=True)
-    ]
-    return {
-        "states_from": f"detector {name}",
-        "traces": n,
-        "intervals_over": t.sampled,
-        "success_share": clustered_proportion(t.success, t.clusters),
-        "success_unknown": sum(trace.success is None for trace in t.traces),
-        "steps": total,
-        "recoveries": sum(back),
-        "recovery_rate": sum(back) / n,
-        "recovery_traces": clustered_proportion([took > 0 for took in back], t.clusters),
-        "loop_free": clustered_proportion([took == 0 for took in back], t.clusters),
-        "kinds": {kind: clustered_proportion([k == kind for own in kinds for k in own], step_clusters) for kind in KINDS},
-        "warnings": [],
-        "per_trace": rows,
-    }
+    )
+    return ReplyAudit(
+        states_from=f"detector {name}",
+        traces=n,
+        intervals_over=t.sampled,
+        success_share=clustered_share(t.success, t.clusters),
+        success_unknown=sum(trace.success is None for trace in t.traces),
+        steps=total,
+        recoveries=sum(back),
+        recovery_rate=sum(back) / n,
+        recovery_traces=clustered_share([took > 0 for took in back], t.clusters),
+        loop_free=clustered_share([took == 0 for took in back], t.clusters),
+        kinds={kind: clustered_share([k == kind for own in kinds for k in own], step_clusters) for kind in KINDS},
+        per_trace=tuple(rows),
+    )
 
 
-def against_keys(t: Traces, marks: Sequence[Sequence[Marked]]) -> dict[str, Any] | None:
+def against_keys(t: Traces, marks: Sequence[Sequence[Marked]]) -> Agreement | None:
     """How well a detector agrees with the state keys, step by step:
     a step takes something back where it retreats or recovers by its key.
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.ledger import Ledger
-from ramify.kit import Form, Json, Verbs, argument, option
+from ramify.kit import Form, Verbs, argument, option
 from ramify.methods.maze_recovery import theory_verbs
 from ramify.methods.maze_recovery.attempts import Source, Traces, load
-from ramify.methods.maze_recovery.audit import audit_traces
-from ramify.methods.maze_recovery.build import BuildConfig, SftSet, build_sft, check_masks
-from ramify.methods.maze_recovery.run import UNMEASURED, audit_replies, detector_for, mark, on_labels
-from ramify.render.terminal import emit, say, table
+from ramify.methods.maze_recovery.audit import RecoveryAudit, audit_traces
+from ramify.methods.maze_recovery.build import BuildConfig, SetSummary, SftSet, build_sft, check_masks
+from ramify.methods.maze_recovery.run import audit_replies, detector_for, doubts, mark, on_labels
+from ramify.methods.maze_recovery.traces import ReplyAudit
 from ramify.score.judge import Judge
 from ramify.score.steps import write_rows
-from ramify.trace.graph import short
 from ramify.trace.keys import scrub
 from ramify.trace.node import Finding
 from ramify.trace.sources import conclude
@@ -63,28 +64,26 @@ Traced = Annotated[
 ]
 
 
-@app.verb(settings=AuditOptions)
+@app.verb(settings=AuditOptions, keeps="source")
 def audit(
     options: AuditOptions,
     source: Traced,
     form: Form = None,
     out: Annotated[Path | None, option(help=".jsonl or .parquet: one row a trace.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> RecoveryAudit | ReplyAudit:
     """How much traces show of getting out of wrong turns: coverage, dead ends, loops, ambiguity, trace by trace."""
     traces = load(source, options, form)
     detector = _detector(options, traces)
+    found: RecoveryAudit | ReplyAudit
     if detector is None:
         family = scrub(*options.family) if options.family else None
         found = audit_traces(traces, family=family, min_examples=options.min_examples)
     else:
         found = audit_replies(traces, detector, options.labels)
     if out is not None:
-        write_rows(out, found["per_trace"])
-    if why := conclude(source, AUDIT, _findings(found, source, options)):
-        say(f"warning: {why}")
-    _warn(found)
-    emit(found, as_json, f"{found['verdict']}\n\n{_page(found)}")
+        write_rows(out, codec.to_json(found.per_trace))
+    lost = conclude(source, AUDIT, _findings(found, source, options))
+    return replace(found, caveats=(*filter(None, [lost]), *found.caveats))
 
 
 @app.verb(settings=BuildOptions)
@@ -93,8 +92,7 @@ def build(
     source: Traced,
     out: Annotated[Path, option(help=".jsonl or .parquet to write.")],
     form: Form = None,
-    as_json: Json = False,
-) -> None:
+) -> SetSummary:
     """Write a set for supervised training (TRL's SFTTrainer and others) that keeps recoveries, or a control without them."""
     if options.form == "prompt-completion" and out.suffix == ".parquet":
         raise UserError("pairs of messages are written as JSON lines: name a file that ends in .jsonl")
@@ -106,34 +104,34 @@ def build(
     traces = load(source, options, form)
     detector = _detector(options, traces)
     marks, measured, spent = None, None, Ledger()
+    caveats: tuple[str, ...] = ()
     if detector is not None:
         measured = None if options.labels is None else on_labels(detector, options.labels, spent)
         check_masks(options, measured)  # before all replies are read
-        marks = mark(traces, detector, spent)
+        marks, caveats = mark(traces, detector, spent)
+        caveats += doubts(measured)
     chosen = {name: getattr(options, name) for name in BuildConfig.model_fields}
     made = build_sft(traces, marks=marks, measured=measured, template=template, **chosen)
     rows = list(_rows(made, options.form, template))
     write_rows(out, rows)
-    found = made.summary | {"form": options.form, "rows": len(rows), "out": str(out), "spent": spent.to_json()["spent"]}
-    if detector is not None and measured is None:
-        found["warnings"] = [*found["warnings"], UNMEASURED]
-    _warn(found)
-    emit(found, as_json, table(["number", "value"], [[k, v] for k, v in found.items() if k not in ("warnings", "spent")]))
+    caveats = (*made.summary.caveats, *caveats)
+    return replace(made.summary, form=options.form, rows=len(rows), out=str(out), spent=spent.spent, caveats=caveats)
 
 
-def _findings(found: dict[str, Any], run: Path, options: AuditOptions) -> list[Finding]:
+def _findings(found: RecoveryAudit | ReplyAudit, run: Path, options: AuditOptions) -> list[Finding]:
     """What an audit of the run ``run`` found, as the run keeps it:
     the verdict with all its numbers, and the dead ends that are more than chance."""
     settings = options.model_dump(mode="json", exclude_defaults=True)
-    numbers = {name: value for name, value in found.items() if name not in ("per_trace", "verdict")}
-    made = [Finding("recoveries", AUDIT, found["verdict"], evidence=numbers, identity=settings)]
-    for end in found.get("dead_end_list") or ():
-        if end["p"] > LEVEL:
+    numbers = codec.to_json({name: value for name, value in vars(found).items() if name not in ("per_trace", "verdict")})
+    made = [Finding("recoveries", AUDIT, found.verdict, evidence=numbers, identity=settings)]
+    for end in found.dead_end_list if isinstance(found, RecoveryAudit) else ():
+        if end.p > LEVEL:
             continue
-        untried = f"; untried there: {', '.join(end['untried'])}" if end["untried"] else ""
-        why = f"no attempt that was in the state {end['state']} succeeded{untried}"
-        do = f"ramify fork {run} {end['node'][:12]} samples other ways out of it" if end["node"] else ""
-        made.append(Finding("dead end", AUDIT, why, end["node"], 0, do, end["visits"], "visits", end, settings))
+        untried = f"; untried there: {', '.join(end.untried)}" if end.untried else ""
+        why = f"no attempt that was in the state {end.state} succeeded{untried}"
+        do = f"ramify fork {run} {end.node[:12]} samples other ways out of it" if end.node else ""
+        evidence = codec.to_json(end)
+        made.append(Finding("dead end", AUDIT, why, end.node, 0, do, end.visits, "visits", evidence, settings))
     return made
 
 
@@ -142,11 +140,6 @@ def _detector(options: AuditOptions | BuildOptions, traces: Traces) -> Judge | N
     if options.labels is not None and detector is None:
         raise UserError("--labels measures a detector: name one with --detector")
     return detector
-
-
-def _warn(found: dict[str, Any]) -> None:
-    for warning in found["warnings"]:
-        say(f"warning: {warning}")
 
 
 def _rows(made: SftSet, form: str, template: Any) -> Any:
@@ -158,33 +151,3 @@ def _rows(made: SftSet, form: str, template: Any) -> Any:
             yield example.conversation.to_messages() | about
         else:
             yield from (row | about for row in example.conversation.to_completions())
-
-
-def _page(found: dict[str, Any]) -> str:
-    shown = [
-        [name, _cell(value)]
-        for name, value in found.items()
-        if not isinstance(value, list) and name not in ("kinds", "agreement", "verdict", "spent")
-    ]
-    shown += [[f"judge: {unit}", amount] for unit, amount in found.get("spent", {}).get("judge", {}).items()]
-    for name in ("kinds", "agreement"):
-        shown += [[f"{name}: {key}", _cell(value)] for key, value in (found.get(name) or {}).items()]
-    text = table(["number", "value"], shown)
-    if found.get("dead_end_list"):
-        rows = [
-            [short(d["task"]), d["state"], d["visits"], d["p"], d["untried"] and ", ".join(d["untried"]), d["node"]]
-            for d in found["dead_end_list"]
-        ]
-        text += "\n\n" + table(["task", "state", "visits", "p", "untried", "node"], rows, "dead ends")
-    if found.get("lacking"):
-        text += "\n\n" + table(
-            ["state", "visits", "examples"], [list(row.values()) for row in found["lacking"]], "no way back shown"
-        )
-    return text
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, dict):
-        ends = "" if value["interval"] is None else "[{:.3f}, {:.3f}] ".format(*value["interval"])
-        return f"{value['value']:.4g} {ends}({value['k']} of {value['n']})"
-    return value
