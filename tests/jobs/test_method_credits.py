@@ -34,7 +34,8 @@ def group_of(attempts: list[tuple[str, bool]], values: list[float] | None = None
             row |= {"action": "end" if last else states[step + 1], "done": last, "truncated": False, "valid": True, "node": name}
             for column, cells in columns.items():
                 cells.append(row[column])
-    return CreditGroup(columns, np.array([won for _, won in attempts]), nodes, None if values is None else np.array(values))
+    won = np.array([one for _, one in attempts])
+    return CreditGroup(columns, won.astype(float), won, nodes, None if values is None else np.array(values))
 
 
 def per_step(rule: CreditRule, group: CreditGroup) -> list[float]:

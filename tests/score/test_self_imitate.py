@@ -30,7 +30,8 @@ def group_of(anchors: list[list[str]], success: list[bool], values: list[float] 
             row |= {"action": "go", "done": last, "truncated": False, "valid": True, "node": name}
             for column, cells in columns.items():
                 cells.append(row[column])
-    return CreditGroup(columns, np.array(success), nodes, None if values is None else np.array(values))
+    won = np.array(success)
+    return CreditGroup(columns, won.astype(float), won, nodes, None if values is None else np.array(values))
 
 
 def test_with_lambda_one_it_is_the_outcome_minus_the_value() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,19 +140,40 @@ def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None =
     return columns_of(run_attempts(run, group, scorer), group is None, keys)
 
 
+@dataclass(frozen=True, eq=False)
+class ScoredSteps:
+    """Steps of attempts as columns, and beside them what each attempt got and whether it succeeded, in the columns' order."""
+
+    columns: Columns
+    reward: np.ndarray
+    """float64 (A,)."""
+    success: np.ndarray
+    """bool (A,)."""
+
+
 def columns_of(
     attempts: Iterable[tuple[View, list[dict[str, Any]]]], cohorts: bool, keys: Canonicaliser | None = None
 ) -> Columns:
-    """Step columns of attempts as :func:`run_attempts` gives them. ``cohorts``: a task is another in each group of trees."""
+    """The columns of :func:`scored_steps`."""
+    return scored_steps(attempts, cohorts, keys).columns
+
+
+def scored_steps(
+    attempts: Iterable[tuple[View, list[dict[str, Any]]]], cohorts: bool, keys: Canonicaliser | None = None
+) -> ScoredSteps:
+    """Steps of attempts as :func:`run_attempts` gives them. ``cohorts``: a task is another in each group of trees."""
     columns: Columns = {name: [] for name in (*REQUIRED, *OPTIONAL)}
+    reward, success = list[float](), list[bool]()
     for attempt, rows in attempts:
+        reward.append(attempt.reward or 0.0)
+        success.append(bool(attempt.success))
         if keys is not None:
             for row, key in zip(rows, keys([row["text"] for row in rows]), strict=True):
                 row["anchor"] = key
         about = {"task_id": attempt.cohort if cohorts else attempt.task, "attempt_id": attempt.leaf}
         for name, column in columns.items():
             column += [row.get(name, about.get(name)) for row in rows]
-    return columns
+    return ScoredSteps(columns, np.array(reward, dtype=np.float64), np.array(success, dtype=bool))
 
 
 def _records(attempt: View) -> list[dict[str, Any]]:

@@ -35,10 +35,10 @@ def check_credit(rule: CreditRule) -> list[Problem]:
 def example_group(tasks: Sequence[str] = tuple(ENDS), tokens: bool = True) -> CreditGroup:
     """Attempts at ``tasks`` (see :data:`ENDS`) of one to three steps, some cut off by a limit; with token ids or text only."""
     columns: dict[str, list[object]] = {name: [] for name in ("task_id", "attempt_id", "step", "reward", *OPTIONAL)}
-    success, nodes = [], {}
+    rewards, nodes = list[float](), {}
     for task in tasks:
         for index, reward in enumerate(ENDS[task]):
-            success.append(reward > 0)
+            rewards.append(reward)
             length, parent = 1 + index % 3 if task != "shared" else 2, ""
             for step in range(length):
                 own = index if task != "shared" or step else 0
@@ -49,7 +49,7 @@ def example_group(tasks: Sequence[str] = tuple(ENDS), tokens: bool = True) -> Cr
                 row |= {"truncated": ends and index == 3}
                 for name, column in columns.items():
                     column.append(row[name])
-    return CreditGroup(columns, np.array(success), nodes)
+    return CreditGroup(columns, np.array(rewards, float), np.array(rewards) > 0, nodes)
 
 
 def _step(task: str, parent: str, text: str, index: int, tokens: bool) -> Node:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,11 +18,10 @@ from ramify.base import registry
 from ramify.base.conformance import takes_text
 from ramify.base.errors import UserError
 from ramify.base.plugins import called, find_attribute, own_path
-from ramify.score.steps import Columns, columns_of, run_attempts
+from ramify.score.steps import Columns, run_attempts, scored_steps
 from ramify.trace.graph import factorize
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.node import Annotation, Node, TokenValues
-from ramify.trace.view import View
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -74,6 +73,8 @@ class CreditGroup:
     columns: Columns
     """Lists of length N, see :mod:`ramify.score.steps`: task_id, attempt_id, step,
     anchor (the state before it), action, reward, node, ..."""
+    reward: np.ndarray
+    """float64 (A,): what each attempt got in all."""
     success: np.ndarray
     """bool (A,): as the environment said, else whether the reward is above 0."""
     nodes: Mapping[str, Node]
@@ -99,19 +100,12 @@ class CreditGroup:
 
         Raises UserError where nobody scored an attempt, there is no such scorer, or several could decide and none is named.
         """
-        success: list[bool] = []
-
-        def noted() -> Iterator[tuple[View, list[dict[str, Any]]]]:
-            for attempt, rows in run_attempts(run, group, scorer):
-                success.append(bool(attempt.success))
-                yield attempt, rows
-
-        columns = columns_of(noted(), group is None, keys)
+        scored = scored_steps(run_attempts(run, group, scorer), group is None, keys)
         if trees is None:
-            nodes = {name: run.node(name) for name in dict.fromkeys(columns["node"])}
+            nodes = {name: run.node(name) for name in dict.fromkeys(scored.columns["node"])}
         else:
             nodes = {node.id: node for tree in trees.values() for node in tree.nodes.values()}
-        return cls(columns, np.array(success, dtype=bool), nodes)
+        return cls(scored.columns, scored.reward, scored.success, nodes)
 
     def _factors(self, name: str) -> tuple[np.ndarray, list[Any]]:
         if name not in self._codes:
@@ -132,11 +126,6 @@ class CreditGroup:
         """int (A,): the task of each attempt, 0..P-1."""
         codes: np.ndarray = self._factors("task_id")[0][np.unique(self.attempt, return_index=True)[1]]
         return codes
-
-    @cached_property
-    def reward(self) -> np.ndarray:
-        """float64 (A,): what each attempt got in all."""
-        return np.bincount(self.attempt, np.asarray(self.columns["reward"], dtype=np.float64))
 
     @cached_property
     def truncated(self) -> np.ndarray:
