@@ -151,10 +151,10 @@ class Verbs(App):
         """Register a function as the verb ``name`` (by default its own name).
 
         A function that returns a :class:`ramify.render.result.Result` gets ``--json``: the result is printed, and its exit code
-        is the verb's. ``keeps`` names the parameter with the run that keeps the result, where it is a run. ``settings``
-        is a :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more`` returns
-        further options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns what help
-        says last.
+        is the verb's; None was served or printed already. ``keeps`` names the parameter with the run that keeps the result, where
+        it is a run, or with a list of them. ``settings`` is a :class:`ramify.base.config.Config`, or a function that returns it,
+        which puts off importing it. ``more`` returns further options by name with their help, whose texts arrive in the parameter
+        ``more``. ``epilogue`` returns what help says last.
         """
 
         def register(function: F) -> F:
@@ -276,16 +276,17 @@ class Verb:
         return self.function(*first, **given)
 
     def conclude(self, result: Any, given: dict[str, Any], as_json: bool) -> int:
-        """Print the result, keep it in its run, and return its exit code. None was served or printed already."""
+        """Print the result, keep it in its run, and return its exit code."""
         if result is None:
             return EXIT_DONE
         from ramify.render.result import Planned
         from ramify.render.terminal import say, show
 
         show(result, as_json)
-        run = given.get(self.keeps)
-        if run is not None and not isinstance(result, Planned) and (lost := keep(Path(run), self.maker, result)):
-            say(f"warning: {lost}")
+        runs = given.get(self.keeps)
+        for run in runs if isinstance(runs, list) else [] if runs is None else [runs]:
+            if not isinstance(result, Planned) and (lost := keep(Path(run), self.maker, result)):
+                say(f"warning: {lost}")
         code: int = result.exit_code
         return code
 
