@@ -52,11 +52,11 @@ def drift() -> str:
     for name, function in (("errors leave no trace", noisy), ("errors stay", lost)):
         environment = SimulatedEnvironment(FunctionPredictor(function, name))
         results = [evaluate(environment, test, mode) for mode in ("forced", "closed")]
-        curve = measured_drift(*results)["curve"]
-        turns = [float(turn) for turn, *_ in curve]
+        curve = measured_drift(*results).curve
+        turns = [float(one.turn) for one in curve]
         if not curves:
-            curves.append(Curve("on true history", turns, [f for _, f, _, _ in curve]))
-        curves.append(Curve(f"on its own, {name}", turns, [c for _, _, c, _ in curve]))
+            curves.append(Curve("on true history", turns, [one.forced for one in curve]))
+        curves.append(Curve(f"on its own, {name}", turns, [one.closed for one in curve]))
     return curves_svg(curves, "Exact answers by turn of two simulations that are wrong one time of seven", "turn", "exact")
 
 

@@ -151,10 +151,10 @@ class Verbs(App):
         """Register a function as the verb ``name`` (by default its own name).
 
         A function that returns a :class:`ramify.render.result.Result` gets ``--json``: the result is printed, and its exit code
-        is the verb's. ``keeps`` names the parameter with the run that keeps the result, where it is a run. ``settings``
-        is a :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more`` returns
-        further options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns what help
-        says last.
+        is the verb's; None was served or printed already. ``keeps`` names the parameter with the run that keeps the result, where
+        it is a run, or with a list of them. ``settings`` is a :class:`ramify.base.config.Config`, or a function that returns it,
+        which puts off importing it. ``more`` returns further options by name with their help, whose texts arrive in the parameter
+        ``more``. ``epilogue`` returns what help says last.
         """
 
         def register(function: F) -> F:
@@ -293,15 +293,15 @@ class Verb:
         return self.function(*first, **given)
 
     def conclude(self, result: Any, given: dict[str, Any], as_json: bool) -> int:
-        """Print the result, keep it in its run, and return its exit code. None was served or printed already."""
+        """Print the result, keep it in its run, and return its exit code."""
         if result is None:
             return EXIT_DONE
         from ramify.render.result import Planned
         from ramify.render.terminal import say, show
 
         show(result, as_json)
-        run = given.get(self.keeps)
-        if run is not None and not isinstance(result, Planned):
+        runs = given.get(self.keeps)
+        for run in runs if isinstance(runs, list) else [] if runs is None or isinstance(result, Planned) else [runs]:
             lost = keep(Path(run), self.maker, result)
             if lost and lost not in result.caveats:  # what else could not be kept said so
                 say(f"warning: {lost}")

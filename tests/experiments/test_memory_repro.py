@@ -87,7 +87,7 @@ def test_what_the_codifier_writes_is_right_under_its_rules_and_says_so_under_oth
                 given = await memory.select(wanted.query, writers.manager)
                 memory.record(wanted.query, executor.chat.messages, executor.office.solved, given)
                 await memory.reflect(writers.reflector)
-            assert (await memory.codify(writers.codifier))["active"] == ["mail_delete_oldest"]
+            assert (await memory.codify(writers.codifier)).active == ("mail_delete_oldest",)
             for ruled, ok in ((PLAIN, True), (OTHER, False)):
                 made = office(ruled)
                 async with ToolBox(memory, made.call) as box:

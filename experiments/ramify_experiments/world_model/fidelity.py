@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
@@ -186,11 +187,11 @@ def measured(
     arms = [baseline(name, known) for name in BASELINES] if known else []
     found, results = compared(simulated(model), arms, test, ("forced", "closed") if both else ("forced",))
     return {
-        "forced": found["forced"]["exact"]["value"],
-        "closed": found["closed"]["exact"]["value"] if both else None,
-        "by tool": {name: own["value"] for name, own in found["forced"]["by tool"].items()},
-        "drift": found.get("drift"),
-        "baselines": {name: own["exact"]["value"] for name, own in found.get("baselines", {}).items()},
+        "forced": found.first.exact.value,
+        "closed": None if found.closed is None else found.closed.exact.value,
+        "by tool": {name: own.value for name, own in found.first.by_tool.items()},
+        "drift": codec.to_json(found.drift),
+        "baselines": {name: own.exact.value for name, own in found.baselines.items()},
         "without echo": without_echo(results["forced"]),
     }
 

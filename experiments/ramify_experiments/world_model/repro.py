@@ -104,7 +104,8 @@ def _fidelity(checks: Checks, found: Sequence[dict[str, Any]], size: str) -> Non
         checks.mean(f"fidelity: exact, baseline {name}", [one["baselines"][name] for one in found])
     checks.mean("fidelity: exact in closed loop", [one["closed"] for one in found])
     checks.mean("fidelity: exact on true history - in closed loop", [one["forced"] - one["closed"] for one in found])
-    for turn, forced, closed, n in found[0]["drift"]["curve"]:
+    for point in found[0]["drift"]["curve"]:
+        turn, forced, closed, n = (point[name] for name in ("turn", "forced", "closed", "trajectories"))
         checks.value(f"fidelity: drift curve, turn {turn}, on true history", forced, n)
         checks.value(f"fidelity: drift curve, turn {turn}, closed loop", closed, n)
     for tool in sorted(found[0]["by tool"]):

@@ -11,6 +11,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -262,6 +263,25 @@ def _named_tools(
                 raise UserError(f"control {i} ({kind}) concerns the tool '{name}', and there is none ({nearest(name, names)})")
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerSource:
+    """Who made an answer (code, control, model, or mixed), and what is known of how."""
+
+    by: str
+    invented: tuple[str, ...] = ()
+    """Fields that nothing known before held."""
+    dropped: int = 0
+    """Oldest turns that were left out."""
+    tries: int = 0
+    """0 where the first try held."""
+    refused: bool = False
+
+    def data(self) -> dict[str, Any]:
+        """As an observation holds it: what there is."""
+        found = {"by": self.by, "invented": list(self.invented), "dropped": self.dropped, "tries": self.tries}
+        return {name: value for name, value in found.items() if value}
+
+
 class SimulatedEnv:
     """One episode of a :class:`SimulatedEnvironment`. Its snapshot is JSON: the turns, the tables, what the controls remember."""
 
@@ -315,36 +335,37 @@ class SimulatedEnv:
             if len(shown) == 1
             else "\n".join(f"{i}. {c.name}: {one[0]}" for i, (c, one) in enumerate(zip(calls, shown, strict=True), 1))
         )
-        data = _merged([one[1] for one in shown])
+        made = _merged([one[1] for one in shown])
+        data = made.data()
         if (seconds := self._controls.seconds) is not None:
             data["seconds"] = round(seconds, 3)
         mark = next((one[2] for one in shown if one[2]), "")
         role = "tool" if tools else self.environment.role
-        return self._ended(action, mark, Observation(text, valid=not data.pop("refused", False), role=role, data=data))
+        return self._ended(action, mark, Observation(text, valid=not made.refused, role=role, data=data))
 
-    async def _call(self, call: EnvCall, action: str) -> tuple[str, dict[str, Any], str]:
+    async def _call(self, call: EnvCall, action: str) -> tuple[str, AnswerSource, str]:
         """One call: what is shown, who made it, and the mark of an end."""
         turn, mark = len(self._turns), ""
-        data: dict[str, Any] = {"by": "code"}
+        made = AnswerSource("code")
         if wrong := check_call(call, self.environment.tools):
-            text, data = wrong, {"by": "code", "refused": True}
+            text, made = wrong, AnswerSource("code", refused=True)
         elif (instead := self._controls.before(call, turn, self._chances(turn, 0))) is not None:
-            text, data = instead, {"by": "control"}
+            text, made = instead, AnswerSource("control")
         else:
             paged = any(isinstance(one, Paginate) and one.concerns(call) for one in self.environment.controls)
             inner = unpaged(call)[0] if paged else call
             asked = action if inner == call else inner.text
             known = self._store.apply(inner)
             if known is None or known.text is None:
-                text, mark, data = await self._written(inner, asked, known)
+                text, mark, made = await self._written(inner, asked, known)
             else:
                 text = known.text
             text = self._controls.after(call, text, turn, self._chances(turn, 1))
         text = cut(text)
         self._turns.append((action, text))
-        return text, data, mark
+        return text, made, mark
 
-    async def _written(self, call: EnvCall, action: str, known: StoreAnswer | None) -> tuple[str, str, dict[str, Any]]:
+    async def _written(self, call: EnvCall, action: str, known: StoreAnswer | None) -> tuple[str, str, AnswerSource]:
         """What the predictor writes, checked."""
         assert self._task is not None
         state, opening = initial_state(self._task.data), str(self._task.data.get("opening", self._task.data.get("prompt", "")))
@@ -388,7 +409,7 @@ class SimulatedEnv:
                 return "it shows the task's answer before the agent has earned it"
         return ""
 
-    def _about(self, text: str, situation: Situation, found: Prediction, attempt: int) -> dict[str, Any]:
+    def _about(self, text: str, situation: Situation, found: Prediction, attempt: int) -> AnswerSource:
         said = " ".join(word for turn in situation.turns for word in turn)
         known = " ".join(
             [
@@ -400,10 +421,8 @@ class SimulatedEnv:
                 canonical_json(self.environment.tools),
             ]
         )
-        about: dict[str, Any] = {"by": "model"}
-        about |= {"invented": new[:20]} if (new := invented(text, known)) else {}
-        about |= {"dropped": found.dropped} if found.dropped else {}
-        return about | ({"tries": attempt + 1} if attempt else {})
+        new = tuple(invented(text, known)[:20])
+        return AnswerSource("model", new, found.dropped, attempt + 1 if attempt else 0)
 
     def _ended(self, action: str, mark: str, seen: Observation) -> Observation:
         """The observation with what the verifier says of the state now."""
@@ -473,16 +492,16 @@ class SimulatedEnv:
         return stable_hash("simulated", canonical_json(self.snapshot()))
 
 
-def _merged(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is known of the calls of one action: made by whom, what was invented, whether one was refused."""
-    found: dict[str, Any] = dict(each[0])
-    for one in each[1:]:
-        found["by"] = one["by"] if one["by"] == found["by"] else "mixed"
-        for name in ("invented",):
-            if name in one:
-                found[name] = [*found.get(name, []), *one[name]]
-        found |= {name: one[name] for name in ("refused", "dropped", "tries") if name in one}
-    return found
+def _merged(each: Sequence[AnswerSource]) -> AnswerSource:
+    """What is known of the calls of one action together; of counts the last that there is."""
+    by = {one.by for one in each}
+    return AnswerSource(
+        by=each[0].by if len(by) == 1 else "mixed",
+        invented=tuple(name for one in each for name in one.invented),
+        dropped=next((one.dropped for one in reversed(each) if one.dropped), 0),
+        tries=next((one.tries for one in reversed(each) if one.tries), 0),
+        refused=any(one.refused for one in each),
+    )
 
 
 # -- from a file

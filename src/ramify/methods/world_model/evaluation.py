@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.errors import InfrastructureError
 from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import Env, Environment, Task, close
@@ -21,11 +22,25 @@ from ramify.methods.world_model.algorithm import RUBRIC, normalised, same, turn_
 from ramify.methods.world_model.environment import SimulatedEnv, SimulatedEnvironment
 from ramify.methods.world_model.judging import prediction_item
 from ramify.methods.world_model.predict import Predictor, tool_of
+from ramify.methods.world_model.results import (
+    BesideReal,
+    DriftPoint,
+    ExactShare,
+    LoopDrift,
+    NotedAnswers,
+    ReplayedRun,
+    RubricScores,
+    TruePoint,
+    WorldAudit,
+    WorldEvaluation,
+    WorldScores,
+    WrongTurns,
+)
 from ramify.methods.world_model.training import opening_text
 from ramify.methods.world_model.trajectories import EnvTrajectory, trajectories_of
+from ramify.render.numbers import p_value, percent
 from ramify.rollout.sampler import sample_key
 from ramify.score.judge import Judge, judged
-from ramify.stats.intervals import clustered_proportion
 from ramify.stats.tests import sign_test
 from ramify.trace.db import Run
 from ramify.trace.node import Finding
@@ -116,49 +131,47 @@ def evaluate(
     return environment.run(all_of())
 
 
-def summarised(results: Sequence[TurnResult], count_failures: bool = True) -> dict[str, Any]:
+def summarised(results: Sequence[TurnResult], count_failures: bool = True) -> WorldScores:
     """Exact match in all, by tool, by class and by turn. A turn without a prediction is wrong; or, uncounted, as if it were not
-    there. ``cut``: turns that were predicted without the oldest of their history, which did not fit the model's context."""
+    there."""
     counted = [one for one in results if count_failures or one.text is not None]
-    by: dict[str, dict[str, list[TurnResult]]] = {name: defaultdict(list) for name in ("tool", "class", "turn")}
-    for one in counted:
-        for name, value in (("tool", one.tool), ("class", one.kind), ("turn", str(one.turn))):
-            by[name][value].append(one)
-    tools = {name: _share(own) for name, own in sorted(by["tool"].items())}
-    macro = float(np.mean([own["value"] for own in tools.values()])) if tools else None
-    return {
-        "turns": len(results),
-        "failed": sum(one.text is None for one in results),
-        "answered by": dict(Counter(one.by for one in results if one.by)),
-        "cut": sum(one.dropped > 0 for one in results),
-        "exact": _share(counted),
-        "macro over tools": macro,
-        "by tool": tools,
-        "by class": {name: _share(own) for name, own in sorted(by["class"].items())},
-        "by turn": {name: _share(own) for name, own in sorted(by["turn"].items(), key=lambda item: int(item[0]))},
-    }
+    tools = _grouped(counted, lambda one: one.tool)
+    return WorldScores(
+        turns=len(results),
+        failed=sum(one.text is None for one in results),
+        answered_by=dict(Counter(one.by for one in results if one.by)),
+        cut=sum(one.dropped > 0 for one in results),
+        exact=_share(counted),
+        macro_over_tools=float(np.mean([own.value for own in tools.values()])) if tools else None,
+        by_tool=tools,
+        by_class=_grouped(counted, lambda one: one.kind),
+        by_turn={str(turn): own for turn, own in _grouped(counted, lambda one: one.turn).items()},
+    )
 
 
-def _share(results: Sequence[TurnResult]) -> dict[str, Any]:
-    found = clustered_proportion([one.exact for one in results], [one.trajectory for one in results])
-    return found or {"value": None, "interval": None, "k": 0, "n": 0}
+def _grouped(results: Sequence[TurnResult], by: Callable[[TurnResult], Any]) -> dict[Any, ExactShare]:
+    found: dict[Any, list[TurnResult]] = defaultdict(list)
+    for one in results:
+        found[by(one)].append(one)
+    return {name: _share(own) for name, own in sorted(found.items())}
 
 
-def drift(forced: Sequence[TurnResult], closed: Sequence[TurnResult]) -> dict[str, Any]:
-    """Whether errors feed on errors: of each trajectory the wrong turns in closed loop against those on true history.
+def _share(results: Sequence[TurnResult]) -> ExactShare:
+    return ExactShare.of([one.exact for one in results], [one.trajectory for one in results])
 
-    ``p``: exact sign test over trajectories where they differ.
-    ``curve``: (turn, forced, closed, trajectories) shares of exact turns.
-    """
+
+def drift(forced: Sequence[TurnResult], closed: Sequence[TurnResult]) -> LoopDrift:
+    """Whether errors feed on errors: of each trajectory the wrong turns in closed loop against those on true history."""
     curve: dict[int, list[list[bool]]] = defaultdict(lambda: [[], []])
     for place, results in enumerate((forced, closed)):
         for one in results:
             curve[one.turn][place].append(one.exact)
-    turns = [[turn, float(np.mean(f)), float(np.mean(c)), len(f)] for turn, (f, c) in sorted(curve.items())]
-    return _wrong_turns(forced, closed) | {"curve": turns}
+    points = [DriftPoint(turn, float(np.mean(f)), float(np.mean(c)), len(f)) for turn, (f, c) in sorted(curve.items())]
+    wrong = _wrong_turns(forced, closed)
+    return LoopDrift(wrong.gap, wrong.more_wrong, wrong.less_wrong, wrong.p, wrong.found, tuple(points))
 
 
-def _wrong_turns(first: Sequence[TurnResult], second: Sequence[TurnResult]) -> dict[str, Any]:
+def _wrong_turns(first: Sequence[TurnResult], second: Sequence[TurnResult]) -> WrongTurns:
     """Whether ``second`` is wrong more often than ``first``: ``p`` is the exact sign test over trajectories where they differ."""
     wrong: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for place, results in enumerate((first, second)):
@@ -166,18 +179,12 @@ def _wrong_turns(first: Sequence[TurnResult], second: Sequence[TurnResult]) -> d
             wrong[one.trajectory][place] += not one.exact
     more, less = sum(b > a for a, b in wrong.values()), sum(b < a for a, b in wrong.values())
     p, gap = sign_test(more, more + less), sum(b - a for a, b in wrong.values())
-    return {
-        "gap": gap / len(first) if first else 0.0,
-        "more wrong": more,
-        "less wrong": less,
-        "p": p,
-        "found": more > less and p < LEVEL,
-    }
+    return WrongTurns(gap / len(first) if first else 0.0, more, less, p, more > less and p < LEVEL)
 
 
 async def scored(
     results: Sequence[TurnResult], trajectories: Sequence[EnvTrajectory], judge: Judge, count_failures: bool
-) -> dict[str, Any]:
+) -> RubricScores:
     """The rubric: mean of each of the five scores and of all, 1 to 5, and as 0 to 100. A turn without a prediction, or without a
     judgement, has 1 in all where ``count_failures``, else it is left out."""
     known = {one.id: one for one in trajectories}
@@ -207,13 +214,13 @@ async def scored(
         for scores in each.values():
             scores += [1.0] * (failed if scores else 0)
     mean = float(np.mean(means)) if means else None
-    return {
-        "judge": judge.name,
-        "failed": failed,
-        "mean": mean,
-        "of 100": None if mean is None else normalised(mean),
-        **{name: float(np.mean(scores)) if scores else None for name, scores in each.items()},
-    }
+    return RubricScores(
+        judge=judge.name,
+        failed=failed,
+        mean=mean,
+        of_100=None if mean is None else normalised(mean),
+        scores={name: float(np.mean(scores)) if scores else None for name, scores in each.items()},
+    )
 
 
 def compared(
@@ -223,52 +230,49 @@ def compared(
     modes: Sequence[Mode] = MODES,
     progress: Progress = SILENT,
     count_failures: bool = True,
-) -> tuple[dict[str, Any], dict[str, list[TurnResult]]]:
+) -> tuple[WorldEvaluation, dict[str, list[TurnResult]]]:
     """``environment`` in each mode, the baselines on true history, and the drift where both modes were played.
 
     ``better``: whether every baseline is wrong more often than ``environment`` on true history, each by a test at :data:`LEVEL`,
     so that all of them together have that level; ``against`` of a baseline is its test.
     """
     results: dict[str, list[TurnResult]] = {mode: evaluate(environment, trajectories, mode, progress) for mode in modes}
-    found: dict[str, Any] = {mode: summarised(own, count_failures) for mode, own in results.items()}
+    scores = {mode: summarised(own, count_failures) for mode, own in results.items()}
+    beside: dict[str, WorldScores] = {}
     for one in baselines:
         played = evaluate(environment.predicting(one), trajectories, "forced", progress)
-        own = found.setdefault("baselines", {})[one.name] = summarised(played)
-        if "forced" in results:
-            own["against"] = _wrong_turns(results["forced"], played)
-            found["better"] = found.get("better", True) and own["against"]["found"]
-    if set(MODES) <= set(modes):
-        found["drift"] = drift(results["forced"], results["closed"])
+        against = _wrong_turns(results["forced"], played) if "forced" in results else None
+        beside[one.name] = replace(summarised(played), against=against)
+    tests = [own.against.found for own in beside.values() if own.against is not None]
+    both = drift(results["forced"], results["closed"]) if set(MODES) <= set(modes) else None
+    found = WorldEvaluation("", scores.get("forced"), scores.get("closed"), beside, all(tests) if tests else None, both)
     return found, results
 
 
-def eval_findings(found: Mapping[str, Any], world: str) -> list[Finding]:
+def eval_findings(found: WorldEvaluation) -> list[Finding]:
     """What an evaluation found, for the run whose turns it was made on."""
-    made = []
-    exact = found["forced" if "forced" in found else "closed"]["exact"]
-    best = max(
-        (own["exact"]["value"] for own in found.get("baselines", {}).values() if own["exact"]["value"] is not None), default=None
-    )
-    beats = "" if best is None else f", the best baseline {best:.1%}"
-    if exact["value"] is not None:
-        why = f"{world} predicts {exact['value']:.1%} of {exact['n']} turns exactly{beats}"
-        made.append(Finding("fidelity", EVAL, why, value=exact["value"], unit="share of turns", identity={"world": world}))
-    if found.get("drift", {}).get("found"):
-        own = found["drift"]
+    made, world = [], found.world
+    exact = found.first.exact
+    best = max((own.exact.value for own in found.baselines.values() if own.exact.value is not None), default=None)
+    beats = "" if best is None else f", the best baseline {percent(best)}"
+    if exact.value is not None:
+        why = f"{world} predicts {percent(exact.value)} of {exact.n} turns exactly{beats}"
+        made.append(Finding("fidelity", EVAL, why, value=exact.value, unit="share of turns", identity={"world": world}))
+    if found.drift is not None and found.drift.found:
+        own = found.drift
         why = (
-            f"played on its own, {world} is wrong more often than on true history in {own['more wrong']} trajectories, less "
-            f"often in {own['less wrong']}"
+            f"played on its own, {world} is wrong more often than on true history in {own.more_wrong} trajectories, less "
+            f"often in {own.less_wrong}"
         )
-        action = "keep state in code (a store with effects), or shorten episodes to the turns before the curve falls"
         made.append(
             Finding(
                 "drift",
                 EVAL,
                 why,
-                action=action,
-                value=own["gap"],
+                action="keep state in code (a store with effects), or shorten episodes to the turns before the curve falls",
+                value=own.gap,
                 unit="share of turns",
-                evidence=own,
+                evidence=codec.to_json(own),
                 identity={"world": world},
             )
         )
@@ -357,7 +361,7 @@ def played_actions(environment: Environment, task: Task, actions: Sequence[str],
     return texts, bool(won)
 
 
-def audited(attempts: Sequence[ReplayedAttempt]) -> dict[str, Any]:
+def audited(attempts: Sequence[ReplayedAttempt]) -> ReplayedRun:
     """What replays come to: success here and there, drift, and success that is not real.
 
     ``loophole``: exact sign test over attempts that succeeded in one of the two only. ``drift``: exact sign test over attempts,
@@ -378,24 +382,24 @@ def audited(attempts: Sequence[ReplayedAttempt]) -> dict[str, Any]:
     for one in attempts:
         for turn in range(1, one.turns + 1):
             by_turn[turn].append(not one.first or turn < one.first)
-    return {
-        "attempts": len(attempts),
-        "simulated success": clustered_proportion(simulated, [one.task for one in attempts]),
-        "real success": clustered_proportion(real, [one.task for one in attempts]),
-        "only simulated": only,
-        "only real": missed,
-        "p of a loophole": p_loophole,
-        "loophole": not unstable and only > missed and p_loophole < LEVEL,
-        "turns": turns,
-        "different turns": sum(one.different for one in attempts),
-        "unstable": unstable,
-        "p of drift": p_drift,
-        "drift": more > less and p_drift < LEVEL,
-        "true so far": [[turn, float(np.mean(own)), len(own)] for turn, own in sorted(by_turn.items())],
-    }
+    return ReplayedRun(
+        attempts=len(attempts),
+        simulated_success=ExactShare.of(simulated, [one.task for one in attempts]),
+        real_success=ExactShare.of(real, [one.task for one in attempts]),
+        only_simulated=only,
+        only_real=missed,
+        p_of_a_loophole=p_loophole,
+        loophole=not unstable and only > missed and p_loophole < LEVEL,
+        turns=turns,
+        different_turns=sum(one.different for one in attempts),
+        unstable=unstable,
+        p_of_drift=p_drift,
+        drift=more > less and p_drift < LEVEL,
+        true_so_far=tuple(TruePoint(turn, float(np.mean(own)), len(own)) for turn, own in sorted(by_turn.items())),
+    )
 
 
-def against_real(run: Run, other: Run) -> dict[str, Any]:
+def against_real(run: Run, other: Run) -> BesideReal:
     """Success of an agent in a simulated environment and of one in the real environment, on the tasks that both runs hold.
 
     ``loophole``: exact sign test over tasks whose share of successes is higher in the simulation,
@@ -413,19 +417,19 @@ def against_real(run: Run, other: Run) -> dict[str, Any]:
     up, down = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
     p = sign_test(up, up + down)
     flat = [[(hit, task) for task in tasks for hit in own[task]] for own in shares]
-    rates = [clustered_proportion([hit for hit, _ in own], [task for _, task in own]) for own in flat]
-    return {
-        "tasks": len(tasks),
-        "simulated success": rates[0],
-        "real success": rates[1],
-        "higher in the simulation": up,
-        "lower": down,
-        "p of a loophole": p,
-        "loophole": up > down and p < LEVEL,
-    }
+    rates = [ExactShare.of([hit for hit, _ in own], [task for _, task in own]) for own in flat]
+    return BesideReal(
+        tasks=len(tasks),
+        simulated_success=rates[0],
+        real_success=rates[1],
+        higher_in_the_simulation=up,
+        lower=down,
+        p_of_a_loophole=p,
+        loophole=up > down and p < LEVEL,
+    )
 
 
-def noted(run: Run) -> dict[str, Any]:
+def noted(run: Run) -> NotedAnswers:
     """Who answered in the attempts of a run (code, a control, the model), how many answers were made without the oldest turns
     (``cut``), and which fields the model invented, how often."""
     by: dict[str, int] = defaultdict(int)
@@ -440,35 +444,36 @@ def noted(run: Run) -> dict[str, Any]:
                 for name in node.data.get("invented", ()):
                     fields[str(name)] += 1
     top = sorted(fields.items(), key=lambda item: (-item[1], item[0]))[:20]
-    return {"answered by": dict(by), "cut": cut, "further tries": tries, "invented": dict(top)}
+    return NotedAnswers(dict(by), cut, tries, dict(top))
 
 
-def audit_findings(found: Mapping[str, Any], attempts: Sequence[ReplayedAttempt]) -> list[Finding]:
+def audit_findings(found: WorldAudit, attempts: Sequence[ReplayedAttempt]) -> list[Finding]:
     """What an audit found, for its run."""
     made = []
-    if found.get("loophole"):
+    success, replay, fields = found.success, found.replay, found.noted.invented
+    if found.loophole and success is not None:
         where = next((one.node for one in attempts if one.success and not one.real), "") or None
-        rates = [found[name]["value"] for name in ("simulated success", "real success")]
+        here, there = success.simulated_success.value or 0.0, success.real_success.value or 0.0
         why = (
-            f"success is {rates[0]:.1%} in the simulated environment and {rates[1]:.1%} in the real one (p "
-            f"{found['p of a loophole']:.2g})"
+            f"success is {percent(here)} in the simulated environment and {percent(there)} in the real one "
+            f"(p {p_value(success.p_of_a_loophole)})"
         )
-        action = "decide success by a verifier over the state (verify = FILE.py:FUNCTION), not by what the world model writes"
         made.append(
             Finding(
                 "success that is not real",
                 AUDIT,
                 why,
                 where,
-                action=action,
-                value=rates[0] - rates[1],
+                action="decide success by a verifier over the state (verify = FILE.py:FUNCTION), not by what the world model "
+                "writes",
+                value=here - there,
                 unit="share of attempts",
-                evidence=dict(found),
+                evidence=found.to_json(),
             )
         )
-    if found.get("drift"):
+    if found.drift and replay is not None:
         where = next((one.node for one in attempts if one.different > one.noise), "") or None
-        why = f"{found['different turns']} of {found['turns']} observations are not the real ones (p {found['p of drift']:.2g})"
+        why = f"{replay.different_turns} of {replay.turns} observations are not the real ones (p {p_value(replay.p_of_drift)})"
         made.append(
             Finding(
                 "drift",
@@ -476,23 +481,21 @@ def audit_findings(found: Mapping[str, Any], attempts: Sequence[ReplayedAttempt]
                 why,
                 where,
                 action="record these turns in the real environment and train on them",
-                value=found["different turns"] / max(1, found["turns"]),
+                value=replay.different_turns / max(1, replay.turns),
                 unit="share of turns",
             )
         )
-    invented = found.get("noted", {}).get("invented", {})
-    if invented:
-        first = ", ".join(f"{name} ({count})" for name, count in list(invented.items())[:5])
-        why = f"fields that nothing before held: {first}"
+    if fields:
+        first = ", ".join(f"{name} ({count})" for name, count in list(fields.items())[:5])
         made.append(
             Finding(
                 "invented fields",
                 AUDIT,
-                why,
+                f"fields that nothing before held: {first}",
                 action="put what must be true into the state store",
-                value=float(sum(invented.values())),
+                value=float(sum(fields.values())),
                 unit="fields",
-                evidence=dict(invented),
+                evidence=dict(fields),
             )
         )
     return made

@@ -11,18 +11,19 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json
 from ramify.methods.world_model.algorithm import INFORMATIVE, KEEP, turn_class, turn_statistics
+from ramify.methods.world_model.results import PreparedClass, PreparedTurns
 from ramify.methods.world_model.settings import Mask
-from ramify.methods.world_model.training import mask_of, masked_tokens, opening_text
+from ramify.methods.world_model.training import mask_of, opening_text, trained_characters
 from ramify.methods.world_model.trajectories import EnvTrajectory, first_seen, read_trajectories
 from ramify.trace.node import Annotation, Finding
-from ramify.trace.sources import conclude, run_folder
+from ramify.trace.sources import conclude
 
 PREPARE = "world-model prepare"
 
 
 def prepare(
     sources: Sequence[Path], mask: Mask, seed: int, out: Path | None, form: str | None = None, rows: str = "chats"
-) -> dict[str, Any]:
+) -> PreparedTurns:
     """Classes and kept turns of all ``sources``; each run keeps its own at its observations. ``rows`` of ``out``: :data:`ROWS`.
     Raises UserError where nothing was recorded, or ``out`` cannot be written."""
     if rows not in ROWS:
@@ -31,7 +32,6 @@ def prepare(
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     turns, kept_by = Counter[str](), Counter[str]()
     everything: list[EnvTrajectory] = []
-    warnings = []
     each = [(source, read_trajectories(source, form)) for source in sources]
     chosen = iter(mask_of([one for _, own in each for one in own], mask, seed))
     fresh = iter(first_seen([one for _, own in each for one in own]))
@@ -53,26 +53,22 @@ def prepare(
                     notes.append(Annotation(turn.node, 0, "turn class", PREPARE, value))
         everything += own
         all_kept += kept
-        if run_folder(source) is not None and (why := conclude(source, PREPARE, [_finding(own)], notes)):
-            warnings.append(why)
-    sizes = masked_tokens(everything, all_kept)
+        conclude(source, PREPARE, [_finding(own)], notes)
+    characters, kept_characters = trained_characters(everything, all_kept)
     if out is not None:
         made = (row for one, keep in zip(everything, all_kept, strict=True) for row in ROWS[rows](one, keep))
         write_whole(out, "".join(canonical_json(row) + "\n" for row in made))
-    return {
-        "trajectories": len(everything),
-        "turns": turns.total(),
-        "kept": kept_by.total(),
-        "share of text": sizes["characters kept"] / max(1, sizes["characters"]),
-        "classes": [
-            {"class": kind, "turns": turns[kind], "kept": kept_by[kind], "keep": KEEP[kind] if mask == "info" else 1.0}
-            for kind in KEEP
-            if turns[kind]
-        ],
-        "mask": mask,
-        "out": None if out is None else str(out),
-        "warnings": warnings,
-    }
+    return PreparedTurns(
+        trajectories=len(everything),
+        turns=turns.total(),
+        kept=kept_by.total(),
+        share_of_text=kept_characters / max(1, characters),
+        classes=tuple(
+            PreparedClass(kind, turns[kind], kept_by[kind], KEEP[kind] if mask == "info" else 1.0) for kind in KEEP if turns[kind]
+        ),
+        mask=mask,
+        out=None if out is None else str(out),
+    )
 
 
 def _finding(own: Sequence[EnvTrajectory]) -> Finding:

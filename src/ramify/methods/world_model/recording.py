@@ -17,8 +17,8 @@ from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import generator
 from ramify.base.waiting import wait_for
-from ramify.base.words import plural
 from ramify.env.protocol import Environment, Task, TaskSet, close, read_task_set, tools_of
+from ramify.methods.world_model.results import RecordedWorld
 from ramify.model.function import FunctionModel
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
@@ -144,7 +144,7 @@ def _value(schema: Mapping[str, Any], words: Sequence[str], rng: np.random.Gener
     return str(words[int(rng.integers(len(words)))]) if words else "a"
 
 
-def record(options: RecordOptions, out: Path, progress: Progress = SILENT) -> dict[str, Any]:
+def record(options: RecordOptions, out: Path, progress: Progress = SILENT) -> RecordedWorld:
     """Play the environment in the run ``out``; the same call continues it. Raises UserError where ``out`` began otherwise."""
     environment = find_environment(options.env)
     short: Any = _Short(environment, options.turns)
@@ -155,7 +155,7 @@ def record(options: RecordOptions, out: Path, progress: Progress = SILENT) -> di
         nodes = sum(1 for info in run.trees() for node in run.nodes(info.name) if node.role == "assistant")
     if failed == options.episodes:
         raise UserError(f"every episode failed: `ramify show {out}` says why")
-    return {"run": str(out), "episodes": options.episodes, "tasks": len(tasks), "turns": nodes, "failed": failed}
+    return RecordedWorld(str(out), options.episodes, len(tasks), nodes, failed)
 
 
 def _tasks(options: RecordOptions, environment: Environment) -> TaskSet:
@@ -194,12 +194,3 @@ async def _play(
     progress.begin(options.episodes, 0, "record", "episodes")
     with nullcontext() if shared is None else shared.committing():
         return sum(await gathered((one(i) for i in range(options.episodes)), progress))
-
-
-def record_summary(found: Mapping[str, Any]) -> str:
-    """One sentence on a recording, and what comes next."""
-    lost = f", {plural(found['failed'], 'episode')} ended in an infrastructure failure" if found["failed"] else ""
-    return (
-        f"{plural(found['episodes'], 'episode')} of {plural(found['tasks'], 'task')}, {plural(found['turns'], 'turn')}{lost}\n\n"
-        f"next: ramify world-model prepare {found['run']}, then ramify world-model train {found['run']} --out WORLD"
-    )

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, json_hash, stable_hash
@@ -27,6 +28,7 @@ from ramify.methods.world_model.algorithm import KEEP, group_advantages, keeps, 
 from ramify.methods.world_model.environment import FILE
 from ramify.methods.world_model.judging import prediction_item, rubric_judge
 from ramify.methods.world_model.predict import initial_state
+from ramify.methods.world_model.results import TrainedWorld
 from ramify.methods.world_model.settings import Mask, WorldTraining
 from ramify.methods.world_model.trajectories import EnvTrajectory, first_seen, read_trajectories, tasks_of
 from ramify.model.chat import ChatTemplate, TagTemplate, train_tokenizer
@@ -71,16 +73,6 @@ def mask_of(trajectories: Sequence[EnvTrajectory], mask: Mask, seed: int) -> lis
         table = KEEP if mask == "info" else {}
         found.append([n and keeps(k, seed, one.id, i, keep=table) for i, (n, k) in enumerate(zip(new, kinds, strict=True))])
     return found
-
-
-def classes_of(trajectories: Sequence[EnvTrajectory]) -> Counter[str]:
-    """How many turns each class has; turns that branches share count once."""
-    return Counter(
-        turn_class(turn_statistics(turn.action, turn.observation))
-        for one, new in zip(trajectories, first_seen(trajectories), strict=True)
-        for turn, first in zip(one.turns, new, strict=True)
-        if first
-    )
 
 
 def opening_text(one: EnvTrajectory) -> str:
@@ -200,6 +192,22 @@ def open_start(spec: str) -> WorldStart:
 # -- the three stages
 
 
+@dataclass(frozen=True)
+class KeptTraining:
+    """A state of a training: the blob with weights and optimiser, and the losses of the step before."""
+
+    blob: str
+    last: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class BestPrediction:
+    """The best of several predictions of a turn; no tokens where the model gives none."""
+
+    score: float
+    tokens: tuple[int, ...]
+
+
 class WorldTrainer:
     """One training, in a run of its own: what is kept of it is the optimiser's state, each fifty steps, and what was sampled."""
 
@@ -215,8 +223,9 @@ class WorldTrainer:
         self.skipped = 0
         """Groups with equal rewards, which teach nothing."""
 
-    def train(self, progress: Progress = SILENT) -> dict[str, Any]:
-        """All steps of the stage; the last losses, and what was trained on. Raises UserError where nothing can be trained on."""
+    def train(self, progress: Progress = SILENT) -> list[Row]:
+        """All steps of the stage; the rows that were trained on, none of stage rl.
+        Raises UserError where nothing can be trained on."""
         rows = self._rows(progress)
         self._continue()
         s = self.settings
@@ -233,10 +242,7 @@ class WorldTrainer:
             if (step + 1) % EVERY == 0 or step + 1 == s.steps:
                 self._keep()
         self.start.model.refresh()
-        trained = sum(int(row.mask.sum()) for row in rows)
-        return {"stage": s.stage, "steps": s.steps, "rows": len(rows), "observation tokens": trained, **self.last} | (
-            {"groups without a difference": self.skipped} if s.stage == "rl" else {}
-        )
+        return rows
 
     def _rows(self, progress: Progress) -> list[Row]:
         if self.settings.stage == "rl":
@@ -254,49 +260,57 @@ class WorldTrainer:
 
     def _keep(self) -> None:
         tensors, record = self.trainer.state()
-        before = [entry.payload["blob"] for entry in self.run.journal("state")]
+        before = [state.blob for state in self._kept().values()]
         from ramify.train.checkpoint import pack
 
         name = self.run.put_blob(pack(tensors, {**record, "skipped": self.skipped}))
-        self.run.log("state", f"{self.trainer.steps:07d}", {"blob": name, "last": self.last})
+        self.run.log("state", f"{self.trainer.steps:07d}", codec.to_json(KeptTraining(name, self.last)))
         self.run.commit()
         for blob in {*before} - {name}:
             self.run.drop_blob(blob)
 
     def _continue(self) -> None:
-        kept = self.run.journal("state")
+        kept = self._kept()
         if kept:
-            newest = max(kept, key=lambda entry: entry.key)
+            newest = kept[max(kept)]
             from ramify.train.checkpoint import unpack
 
-            tensors, record = unpack(self.run.get_blob(newest.payload["blob"]))
+            tensors, record = unpack(self.run.get_blob(newest.blob))
             self.trainer.restore(tensors, record)
-            self.last, self.skipped = dict(newest.payload["last"]), int(record["skipped"])
+            self.last, self.skipped = dict(newest.last), int(record["skipped"])
             self.start.model.refresh()
+
+    def _kept(self) -> dict[str, KeptTraining]:
+        """By the step after which each was kept, written with leading zeros."""
+        return {
+            entry.key: codec.from_json(KeptTraining, entry.payload, f"{self.run.folder}, state {entry.key}")
+            for entry in self.run.journal("state")
+        }
 
     # sft: the best of several predictions, where it is good enough
 
     async def _chosen(self, progress: Progress) -> list[Row]:
         s, judge = self.settings, rubric_judge(self.settings.judge)
         turns = self._turns(s.prompts, "sft")
-        known = {entry.key: entry.payload for entry in self.run.journal("sampled")}
-        progress.begin(len(turns), len(known), "sample and judge", "prompts")
+        progress.begin(len(turns), len(self.run.journal("sampled")), "sample and judge", "prompts")
         rows = []
         for number, (one, turn, prompt) in enumerate(turns):
-            key = f"{number:06d}"
-            if key not in known:
-                completions = await self._sampled(prompt, s.samples, ("sft", number))
-                scores = await self._scores(judge, one, turn, completions)
-                best = int(np.argmax(scores))
-                tokens = completions[best].tokens
-                known[key] = {"score": scores[best], "tokens": [] if tokens is None else tokens.tolist()}
-                self.run.log("sampled", key, known[key])
-                self.run.commit()
-                progress.at(number + 1)
-            if known[key]["score"] >= s.threshold and known[key]["tokens"]:
-                said = np.asarray(known[key]["tokens"], np.int32)
+            make = partial(self._best, judge, one, turn, prompt, number)
+            best = await self.run.once_awaited("sampled", f"{number:06d}", BestPrediction, make)
+            progress.at(number + 1)
+            if best.score >= s.threshold and best.tokens:
+                said = np.asarray(best.tokens, np.int32)
                 rows.append(Row(np.concatenate((prompt, said)), np.arange(len(prompt) + len(said)) >= len(prompt)))
         return rows
+
+    async def _best(
+        self, judge: Judge, one: EnvTrajectory, turn: int, prompt: np.ndarray, number: int
+    ) -> tuple[BestPrediction, tuple[()]]:
+        completions = await self._sampled(prompt, self.settings.samples, ("sft", number))
+        scores = await self._scores(judge, one, turn, completions)
+        best = int(np.argmax(scores))
+        tokens = completions[best].tokens
+        return BestPrediction(scores[best], () if tokens is None else tuple(tokens.tolist())), ()
 
     # rl: one turn of a trajectory at a time, so that rows do not share long prefixes
 
@@ -386,7 +400,7 @@ def train_world(
     out: Path,
     progress: Progress = SILENT,
     form: str | None = None,
-) -> dict[str, Any]:
+) -> TrainedWorld:
     """Train ``model`` (``new``, or a checkpoint) on recorded turns in the run ``out``, and write the world that uses it.
 
     Raises UserError where nothing can be trained on, and where ``out`` began otherwise.
@@ -396,14 +410,22 @@ def train_world(
     parts = {"turns": data_hash(trajectories), "weights": start.model.identity.weights}
     decides = {**settings.to_json(), "model": model}
     with Run.begin(out, TRAIN, decides, {"data": [str(source) for source in sources]}, parts) as run:
-        found = WorldTrainer(run, start, trajectories, settings).train(progress)
+        trainer = WorldTrainer(run, start, trajectories, settings)
+        rows = trainer.train(progress)
         from ramify.engine.checkpoints import save_model
 
         save_model(start.model, start.folder, out / MODEL)
         write_world(out, trajectories, settings)
-        found |= {"weights": sum(w.numel() for w in start.model.module.parameters()), "world": f"simulated:{out}"}
-        run.log("trained", "done", found)
-    return found
+    return TrainedWorld(
+        stage=settings.stage,
+        steps=settings.steps,
+        rows=len(rows),
+        observation_tokens=sum(int(row.mask.sum()) for row in rows),
+        last=trainer.last,
+        weights=sum(w.numel() for w in start.model.module.parameters()),
+        world=f"simulated:{out}",
+        groups_without_a_difference=trainer.skipped if settings.stage == "rl" else None,
+    )
 
 
 def data_hash(trajectories: Sequence[EnvTrajectory]) -> str:
@@ -437,11 +459,11 @@ def write_world(out: Path, trajectories: Sequence[EnvTrajectory], settings: Worl
     write_whole(out / FILE, text + "\n".join(lines) + "\n")
 
 
-def masked_tokens(trajectories: Sequence[EnvTrajectory], kept: Sequence[Sequence[bool]]) -> Mapping[str, int]:
-    """Characters of observations that are trained on, and all of them."""
+def trained_characters(trajectories: Sequence[EnvTrajectory], kept: Sequence[Sequence[bool]]) -> tuple[int, int]:
+    """Characters of observations: all of them, and those that are trained on."""
     sizes = [
         (len(t.observation), keep)
         for one, each in zip(trajectories, kept, strict=True)
         for t, keep in zip(one.turns, each, strict=True)
     ]
-    return {"characters": sum(size for size, _ in sizes), "characters kept": sum(size for size, keep in sizes if keep)}
+    return sum(size for size, _ in sizes), sum(size for size, keep in sizes if keep)

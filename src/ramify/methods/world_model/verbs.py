@@ -6,10 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ramify.base.errors import EXIT_FAILED, UserError
-from ramify.kit import DryRun, Form, Json, RunArgument, Seed, Verbs, argument, find_run, option
+from ramify.base.errors import UserError
+from ramify.base.progress import Progress
+from ramify.kit import Form, RunArgument, Seed, Verbs, argument, find_run, option
 from ramify.methods.world_model.recording import RecordOptions
-from ramify.render.terminal import emit, progress, say, table
+from ramify.methods.world_model.results import PreparedTurns, RecordedWorld, TrainedWorld, WorldAudit, WorldEvaluation
+from ramify.render.terminal import progress
 
 if TYPE_CHECKING:
     from ramify.methods.world_model.settings import WorldTraining
@@ -30,23 +32,24 @@ def _training() -> type[WorldTraining]:
     return WorldTraining
 
 
-@app.verb(settings=RecordOptions)
+def _recording(options: RecordOptions) -> dict[str, int]:
+    return {"episodes": options.episodes, "turns": options.episodes * options.turns}
+
+
+@app.study(settings=RecordOptions, plan=_recording, unit="episodes")
 def record(
     options: RecordOptions,
     out: Annotated[Path, option("--out", metavar="RUN", help="Run to make or to continue.")],
-    as_json: Json = False,
-) -> None:
+    bar: Progress,
+) -> RecordedWorld:
     """Play an environment, by default with random actions that make sense in it,
-    and keep what it answered. The same command continues."""
+    and keep what it answered."""
     from ramify.methods.world_model import recording
 
-    kept = f"every episode is kept in {out}: the same command continues"
-    with progress("record", options.episodes, "episodes", as_json, kept=kept) as bar:
-        found = recording.record(options, out, bar)
-    emit(found, as_json, recording.record_summary(found))
+    return recording.record(options, out, bar)
 
 
-@app.verb()
+@app.verb(keeps="sources")
 def prepare(
     sources: Sources,
     out: Annotated[
@@ -60,23 +63,14 @@ def prepare(
     mask: Annotated[str, option(help="info: repeats are trained on seldom; none: everything is.")] = "info",
     seed: Seed = 0,
     form: Form = None,
-    as_json: Json = False,
-) -> None:
+) -> PreparedTurns:
     """Which recorded turns carry information: their classes, how many are kept, and how much of the text that is.
 
     A run keeps the class and the choice at each observation; `train` with the same --mask and --seed makes the same choice.
     """
     from ramify.methods.world_model import preparing
 
-    found = preparing.prepare(sources, _mask(mask), seed, out, form, rows)
-    for warning in found["warnings"]:
-        say(f"warning: {warning}")
-    classes = [[one["class"], one["turns"], one["kept"], one["keep"]] for one in found["classes"]]
-    title = (
-        f"{found['turns']} turns of {found['trajectories']} trajectories, {found['kept']} trained on, "
-        f"{found['share of text']:.1%} of the text"
-    )
-    emit(found, as_json, table(["class", "turns", "kept", "probability"], classes, title) + (f"\n\n{out}" if out else ""))
+    return preparing.prepare(sources, _mask(mask), seed, out, form, rows)
 
 
 def _mask(mask: str) -> Any:
@@ -85,47 +79,41 @@ def _mask(mask: str) -> Any:
     return mask
 
 
-@app.verb(settings=_training)
+def _training_costs(settings: WorldTraining, sources: list[Path], model: str, form: str | None) -> dict[str, int]:
+    from ramify.methods.world_model import training
+
+    trajectories = training.read_sources(sources, form)
+    start = training.new_start(trajectories, settings) if model == "new" else training.open_start(model)
+    kept = training.mask_of(trajectories, settings.mask, settings.seed)
+    rows = training.world_rows(trajectories, kept, start.template, min(settings.context, start.model.context))
+    return {
+        "weights": sum(w.numel() for w in start.model.module.parameters()),
+        "rows": len(rows),
+        "observation tokens": sum(int(row.mask.sum()) for row in rows),
+        "tokens to run": int(settings.steps * settings.rows * (sum(len(row.tokens) for row in rows) / max(1, len(rows)))),
+    }
+
+
+@app.study(settings=_training, plan=_training_costs, unit="steps")
 def train(
     settings: WorldTraining,
     sources: Sources,
     out: Annotated[
         Path, option("--out", metavar="WORLD", help="Run to make or to continue; `simulated:WORLD` is then an environment.")
     ],
+    bar: Progress,
     model: Annotated[
         str, option("--model", metavar="MODEL", help="new, or what to train on: hf:FOLDER, or an earlier WORLD.")
     ] = "new",
     form: Form = None,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Train a world model on recorded turns: cpt, then sft or rl on top of it.
-    The same command continues an interrupted training."""
+) -> TrainedWorld:
+    """Train a world model on recorded turns: cpt, then sft or rl on top of it."""
     from ramify.methods.world_model import training
 
-    if dry_run:
-        trajectories = training.read_sources(sources, form)
-        start = training.new_start(trajectories, settings) if model == "new" else training.open_start(model)
-        kept = training.mask_of(trajectories, settings.mask, settings.seed)
-        rows = training.world_rows(trajectories, kept, start.template, min(settings.context, start.model.context))
-        cost = {
-            "weights": sum(w.numel() for w in start.model.module.parameters()),
-            "rows": len(rows),
-            "observation tokens": sum(int(row.mask.sum()) for row in rows),
-            "tokens to run": int(settings.steps * settings.rows * (sum(len(row.tokens) for row in rows) / max(1, len(rows)))),
-        }
-        emit({"settings": settings.to_json(), "bill": cost}, as_json, table(["what it costs", ""], list(cost.items())))
-        return
-    kept_text = f"the newest state is kept in {out}: the same command continues"
-    with progress("train", settings.steps, "steps", as_json, kept=kept_text) as bar:
-        found = training.train_world(sources, model, settings, out, bar, form)
-    text = table(["", ""], [[name, value] for name, value in found.items()])
-    emit(
-        found, as_json, f"{text}\n\nnext: ramify world-model eval {out} --data HELD-OUT, or ramify rollout --env simulated:{out}"
-    )
+    return training.train_world(sources, model, settings, out, bar, form)
 
 
-@app.verb("eval")
+@app.verb("eval", keeps="world")
 def eval_(
     world: World,
     data: Annotated[list[Path], option("--data", metavar="SOURCE", help="Recorded turns of tasks it was not trained on.")],
@@ -140,8 +128,7 @@ def eval_(
     ] = True,
     limit: Annotated[int, option(min=1, help="Trajectories at most.")] = 200,
     form: Form = None,
-    as_json: Json = False,
-) -> None:
+) -> WorldEvaluation:
     """How often a simulated environment answers as the real one did:
     on true history, on its own, by turn, beside simple baselines."""
     from ramify.methods.world_model import reports
@@ -149,14 +136,11 @@ def eval_(
     modes = [one.strip() for one in mode.split(",")]
     if not modes or not set(modes) <= {"forced", "closed"}:
         raise UserError(f"--mode is forced, closed or forced,closed, not '{mode}'")
-    with progress("eval", as_json=as_json, kept="nothing was written") as bar:
-        found = reports.evaluation(world, data, known or [], modes, judge, count_failures, limit, bar, form)
-    for warning in found["warnings"]:
-        say(f"warning: {warning}")
-    emit(found, as_json, reports.evaluation_text(found))
+    with progress("eval", kept="nothing was written") as bar:
+        return reports.evaluation(world, data, known or [], modes, judge, count_failures, limit, bar, form)
 
 
-@app.verb()
+@app.verb(keeps="run")
 def audit(
     run: RunArgument,
     env: Annotated[
@@ -168,17 +152,11 @@ def audit(
     ] = None,
     seed: Seed = 0,
     strict: Annotated[bool, option("--strict", help="Exit code 1 where success is not real, or observations drift.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> WorldAudit:
     """What agents did in a simulated environment, checked against the real one:
     success that is not real, drift, invented fields."""
     from ramify.methods.world_model import reports
 
     folder = find_run(run)
-    with progress("audit", as_json=as_json, kept="nothing was written") as bar:
-        found = reports.audit(folder, env, None if real is None else find_run(real), seed, bar)
-    for warning in found["warnings"]:
-        say(f"warning: {warning}")
-    emit(found, as_json, reports.audit_text(found))
-    if strict and (found.get("loophole") or found.get("drift")):
-        raise SystemExit(EXIT_FAILED)
+    with progress("audit", kept="nothing was written") as bar:
+        return reports.audit(folder, env, None if real is None else find_run(real), seed, strict, bar)
