@@ -14,7 +14,7 @@ from pathlib import Path
 from ramify.methods.verify_or_ship import ControlConfig, Controller, Critic, calibrate, read_source
 from ramify.methods.verify_or_ship.algorithm import Plan
 from ramify.methods.verify_or_ship.records import ask
-from ramify.methods.verify_or_ship.report import policy_text
+from ramify.methods.verify_or_ship.report import policy_text, walk
 from ramify.score.judge import find_judge
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
@@ -52,7 +52,7 @@ def main(folder):
         print(ask(run, {"tests": public, "verifier": full}), "candidates judged")
     tables = calibrate(read_source(folder / "run"))
     config = ControlConfig(reward=100, c_ver=40, c_gen=8, costs=("tests=2",))
-    print(policy_text(Plan(tables, config)))
+    print(policy_text(list(walk(Plan(tables, config)))))
 
     replies = iter(["wrong", "right", "right"])  # in their place: what your model writes when it is shown what failed
     controller = Controller(

@@ -136,15 +136,15 @@ def coins(seed: int, n: int, copied: bool) -> list[CandidateAttempt]:
 def test_independent_critics_are_and_copies_are_not() -> None:
     apart = coins(0, 300, False)
     found = independence(apart, calibrate(apart))
-    assert found["df"] == 2  # one for each stratum: 2^2 - 1 - 2
-    assert found["p"] > 0.05
-    assert found["p_g2"] == pytest.approx(found["p"], abs=0.1)  # cells are large: both hold
-    assert [stratum["degenerate"] for stratum in found["strata"]] == [["always"], ["always"]]
+    assert found.df == 2  # one for each stratum: 2^2 - 1 - 2
+    assert found.p > 0.05
+    assert found.p_g2 == pytest.approx(found.p, abs=0.1)  # cells are large: both hold
+    assert [stratum.degenerate for stratum in found.strata] == [["always"], ["always"]]
     copied = coins(0, 300, True)
     found = independence(copied, calibrate(copied))
-    assert found["p"] == 0.001
-    assert [pair["v"] for pair in found["pairs"]] == pytest.approx([1.0, 1.0])
-    assert max(pair["p_corrected"] for pair in found["pairs"]) == pytest.approx(0.002)
+    assert found.p == 0.001
+    assert [pair.v for pair in found.pairs] == pytest.approx([1.0, 1.0])
+    assert max(pair.p_corrected for pair in found.pairs) == pytest.approx(0.002)
 
 
 def test_prr_orders() -> None:
@@ -191,20 +191,20 @@ def test_a_replay_under_the_model_is_worth_what_was_planned() -> None:
         error = found.utilities[name].std() / 6000**0.5
         assert abs(found.utilities[name].mean() - value) < 4 * error + 1e-9, name
     assert found.planned[AWARE] == pytest.approx(Plan(KNOWN, CONFIG).value)
-    rows = {row["policy"]: row for row in found.table()}
-    assert rows[NULL]["utility"] == 0
-    assert rows[NULL]["gain_over_best_fixed"]["value"] <= 0
-    assert rows[found.best_fixed]["gain_over_best_fixed"]["interval"] == [0, 0]  # no variance: no width
+    rows = {row.policy: row for row in found.table()}
+    assert rows[NULL].utility == 0
+    assert rows[NULL].gain_over_best_fixed.value <= 0
+    assert rows[found.best_fixed].gain_over_best_fixed.interval == (0, 0)  # no variance: no width
 
 
 def test_intervals_resample_instances_and_not_candidates() -> None:
     """Attempts that are repeated at the same instances tell nothing new: the same mean and the same interval."""
     once = simulated(KNOWN, 5, 80)
     found, twice = replay(once, CONFIG, KNOWN), replay([*once, *once], CONFIG, KNOWN)
-    low, high = found.gain(AWARE, NULL)["interval"]
+    low, high = found.gain(AWARE, NULL).interval
     assert low < high
-    assert twice.gain(AWARE, NULL)["interval"] == pytest.approx([low, high])
-    assert found.gain(NULL, NULL)["interval"] == [0, 0]
+    assert twice.gain(AWARE, NULL).interval == pytest.approx((low, high))
+    assert found.gain(NULL, NULL).interval == (0, 0)
 
 
 def test_replays_never_use_tables_of_the_same_instances() -> None:

@@ -60,7 +60,7 @@ def test_a_task_is_rewritten_checked_and_verified() -> None:
     assert found.cost == 2 + 5 + 2 + 30
     assert verified == ["good"]
     assert found.utility(100) == 61
-    assert controller.regime()["best_fixed"]
+    assert controller.regime().best_fixed
 
 
 def test_a_critic_that_cannot_run_is_paid_and_believed_nothing() -> None:

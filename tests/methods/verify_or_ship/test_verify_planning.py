@@ -66,7 +66,7 @@ def test_one_critic_and_one_candidate() -> None:
     for belief, value in {0.1: 0.0, 0.3: 12.7, 0.5: 26.5, 0.9: 60.0, 1.0: 70.0}.items():
         assert found.value(belief) == pytest.approx(value)
     assert [action for _, _, action in plan.intervals(ControlState(0.5, unused=frozenset("c")))] == [STOP, "c", VERIFY]
-    assert computable_lines(known, config)["verify_from"] == 0.3
+    assert computable_lines(known, config).verify_from == 0.3
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ def test_shipping_verifying_and_stopping_meet_where_the_lines_say() -> None:
     ]
     assert [action for _, _, action in found] == [STOP, VERIFY, SHIP]
     lines = computable_lines(known, config)
-    assert found[1][:2] == pytest.approx((lines["verify_from"], lines["verify_up_to"]))
-    assert (lines["verify_from"], lines["verify_up_to"], lines["ship_from"]) == pytest.approx((0.15, 0.75, 0.375))
+    assert found[1][:2] == pytest.approx((lines.verify_from, lines.verify_up_to))
+    assert (lines.verify_from, lines.verify_up_to, lines.ship_from) == pytest.approx((0.15, 0.75, 0.375))
 
 
 def test_false_accepts_are_bounded_by_raising_the_loss() -> None:
@@ -292,10 +292,10 @@ def test_false_accepts_are_bounded_by_raising_the_loss() -> None:
     before = Plan(known, config, functionals=True)
     chosen = bounded(known, config, 0.05)
     after = Plan(known, chosen, functionals=True)
-    assert before.rates()["false_accept"] > 0.05 >= after.rates()["false_accept"]
+    assert before.rates().false_accept > 0.05 >= after.rates().false_accept
     assert chosen.loss > config.loss
     never = Plan(known, ControlConfig(costs=COSTS), functionals=True)
-    assert never.rates()["wrong"] == 0
+    assert never.rates().wrong == 0
     assert never.value == pytest.approx(22.742552, abs=1e-6)  # carrying more along changes no value
 
 

@@ -10,15 +10,16 @@ Axis legend: L lines, C functionals (value; where asked for, deliveries and wron
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from ramify.base.config import Config
 from ramify.base.errors import UserError
+from ramify.stats.intervals import Interval
 
 STOP, VERIFY, SHIP, REWRITE = "stop", "verify", "ship", "rewrite"
 MOST_CRITICS, MOST_STEPS = 8, 8
@@ -274,18 +275,29 @@ def gate_interval(likelihood: Likelihood, cost: float, reward: float, c_ver: flo
     return (low, high) if low < high else None
 
 
-def computable_lines(tables: Tables, config: ControlConfig) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ComputableLines:
+    """Beliefs that need no planning: ``gates`` holds, for each critic of two levels, where it pays alone as a gate (None: never);
+    what is said of shipping is None where nothing may be shipped unverified."""
+
+    verify_from: float
+    gates: Mapping[str, Interval | None]
+    ship_from: float | None = None
+    verify_up_to: float | None = None
+
+
+def computable_lines(tables: Tables, config: ControlConfig) -> ComputableLines:
     """The beliefs at which verifying beats stopping and shipping, shipping beats stopping, and each critic pays as a gate."""
-    found: dict[str, Any] = {"verify_from": config.c_ver / config.reward}
-    if config.stop == "ship":
-        total = config.reward + config.loss
-        found |= {"ship_from": config.loss / total, "verify_up_to": 1 - config.c_ver / config.loss if config.loss else 0.0}
     gates = {
         name: gate_interval(own, config.cost(name), config.reward, config.c_ver)
         for name, own in tables.critics.items()
         if len(own.right) == 2
     }
-    return found | {"gates": {name: None if ends is None else list(ends) for name, ends in gates.items()}}
+    verify_from = config.c_ver / config.reward
+    if config.stop != "ship":
+        return ComputableLines(verify_from, gates)
+    up_to = 1 - config.c_ver / config.loss if config.loss else 0.0
+    return ComputableLines(verify_from, gates, config.loss / (config.reward + config.loss), up_to)
 
 
 # -- envelopes of lines
@@ -423,6 +435,29 @@ class ControlState:
     """The verifier has refused this candidate."""
 
 
+class Decision(NamedTuple):
+    """An action, and the belief at which it was taken."""
+
+    action: str
+    belief: float
+
+
+class PlanRates(NamedTuple):
+    """Shares of tasks that a plan delivers, and delivers wrongly, and of deliveries that are wrong."""
+
+    delivered: float
+    wrong: float
+    false_accept: float
+
+
+class PlanSizes(NamedTuple):
+    """How many value functions a plan has, and how many lines they have."""
+
+    functions: int
+    lines: int
+    most_lines: int
+
+
 class Plan:
     """The optimal policy under ``tables`` and ``config``: a value function as lines for every step,
     history and set of unused critics.
@@ -527,10 +562,10 @@ class Plan:
     def _start(self) -> Envelope:
         return self.envelopes[0, FIRST, self._full, False]
 
-    def rates(self) -> dict[str, float]:
+    def rates(self) -> PlanRates:
         """Shares of tasks that the plan delivers, and delivers wrongly, at the prior. Needs ``functionals``."""
         delivered, wrong = (self._start.value(self.tables.prior, i) for i in (1, 2))
-        return {"delivered": delivered, "wrong": wrong, "false_accept": wrong / delivered if delivered > 0 else 0.0}
+        return PlanRates(delivered, wrong, wrong / delivered if delivered > 0 else 0.0)
 
     def envelope(self, state: ControlState) -> Envelope:
         """The value function where an episode stands."""
@@ -566,10 +601,10 @@ class Plan:
                 joined.append((low, high, name))
         return joined
 
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> PlanSizes:
         """How many value functions there are and how many lines they have."""
         lines = [len(one.action) for one in self.envelopes.values()]
-        return {"functions": len(lines), "lines": sum(lines), "most_lines": max(lines)}
+        return PlanSizes(len(lines), sum(lines), max(lines))
 
 
 # -- policies: functions of a state
@@ -715,7 +750,7 @@ def bounded(tables: Tables, config: ControlConfig, most: float) -> ControlConfig
     """``config`` with the least loss at which the plan's predicted share of wrong deliveries among all is at most ``most``."""
 
     def rate(loss: float) -> float:
-        return Plan(tables, config.model_copy(update={"loss": loss}), functionals=True).rates()["false_accept"]
+        return Plan(tables, config.model_copy(update={"loss": loss}), functionals=True).rates().false_accept
 
     low, high = config.loss, max(config.loss, 1.0)
     if rate(low) <= most:

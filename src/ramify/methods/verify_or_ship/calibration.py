@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -19,7 +19,8 @@ from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import generator
 from ramify.methods.verify_or_ship.algorithm import FIRST, REJECTED, REWRITTEN, Critics, Kernel, Likelihood, Tables
-from ramify.stats.intervals import difference_of_proportions, wilson
+from ramify.stats.evidence import holm
+from ramify.stats.intervals import Interval, difference_of_proportions, wilson
 from ramify.stats.ranking import auroc
 
 FEW = 10
@@ -314,50 +315,44 @@ class Counters:
 # -- doubts
 
 
-def doubts(tables: Tables, trajectories: Sequence[CandidateAttempt]) -> list[tuple[str, str, str]]:
-    """(kind, critic or "", sentence) of everything that makes the tables less than they seem."""
-    found = []
+class Doubt(NamedTuple):
+    """What makes the tables less than they seem: of one critic, or of all ("")."""
+
+    kind: str
+    critic: str
+    says: str
+
+
+def doubts(tables: Tables, trajectories: Sequence[CandidateAttempt]) -> list[Doubt]:
+    """Everything that makes the tables less than they seem."""
+    found: list[Doubt] = []
     for name, own in tables.critics.items():
         if min(own.n_right, own.n_wrong) < FEW:
-            found.append(
-                ("few records", name, f"'{name}' was seen on {own.n_right} right and {own.n_wrong} wrong first candidates: "
-                                      f"below {FEW} a share says little")
-            )  # fmt: skip
+            seen = f"'{name}' was seen on {own.n_right} right and {own.n_wrong} wrong first candidates"
+            found.append(Doubt("few records", name, f"{seen}: below {FEW} a share says little"))
         if len(own.right) == 2:
             t, f = (round(share * (n + 2) - 1) for share, n in ((own.right[1], own.n_right), (own.wrong[1], own.n_wrong)))
             low, high = difference_of_proportions(t, own.n_right, f, own.n_wrong)
             if high < 0:
-                found.append(
-                    (
-                        "inverted critic",
-                        name,
-                        f"'{name}' passes wrong candidates more often than right ones: it is used the other way round",
-                    )
-                )
+                says = f"'{name}' passes wrong candidates more often than right ones: it is used the other way round"
+                found.append(Doubt("inverted critic", name, says))
             elif low <= 0:
-                found.append(
-                    (
-                        "no signal",
-                        name,
-                        f"'{name}' passes right and wrong candidates alike as far as these records tell ([{low:+.2f}, "
-                        f"{high:+.2f}])",
-                    )
+                says = (
+                    f"'{name}' passes right and wrong candidates alike as far as these records tell ([{low:+.2f}, {high:+.2f}])"
                 )
+                found.append(Doubt("no signal", name, says))
     unread = sum(candidate.right is None for one in trajectories for candidate in one.candidates)
     if unread:
-        found.append(("unverified", "", f"{unread} candidates have no score of the verifier and are left out"))
-    if tables.rewritten is None and any(len(one.candidates) > 1 for one in trajectories):
-        found.append(
-            (
-                "one table",
-                "",
-                f"fewer than {FEW} right or wrong candidates were rewritten, so rewritten ones are judged by the tables of "
-                "first ones",
-            )
-        )
+        found.append(Doubt("unverified", "", f"{unread} candidates have no score of the verifier and are left out"))
     if not any(len(one.candidates) > 1 for one in trajectories):
-        found.append(("no rewrites", "", "the records hold no rewrite: one is taken for a fresh sample, which a repair is not"))
-    return found  # fmt: skip
+        says = "the records hold no rewrite: one is taken for a fresh sample, which a repair is not"
+        found.append(Doubt("no rewrites", "", says))
+    elif tables.rewritten is None:
+        says = (
+            f"fewer than {FEW} right or wrong candidates were rewritten, so rewritten ones are judged by the tables of first ones"
+        )
+        found.append(Doubt("one table", "", says))
+    return found
 
 
 # -- independence of the critics, given the truth
@@ -375,13 +370,41 @@ class Stratum:
     g2: float = 0.0
     df: int = 0
     few_expected: int = 0
-    """ResultCache in which fewer than 5 were expected: there chi-square does not hold."""
-    pairs: list[dict[str, Any]] = field(default_factory=list)
+    """Cells in which fewer than 5 were expected: there chi-square does not hold."""
+
+
+@dataclass(frozen=True)
+class CriticPair:
+    """Two critics among ``right`` or among wrong candidates: Cramer's ``v``, and ``p`` corrected over all pairs (Holm)."""
+
+    critics: tuple[str, str]
+    right: bool
+    n: int
+    v: float
+    p: float
+    few_expected: int
+    p_corrected: float = 1.0
+
+
+@dataclass(frozen=True)
+class Independence:
+    """Whether critics are independent given the truth (:func:`independence`); p-values are None where nothing can be tested."""
+
+    n: int
+    chi2: float
+    g2: float
+    df: int
+    p_chi2: float | None
+    p_g2: float | None
+    p: float | None
+    few_expected: int
+    strata: tuple[Stratum, ...]
+    pairs: tuple[CriticPair, ...]
 
 
 def independence(
     trajectories: Sequence[CandidateAttempt], tables: Tables, seed: int = 0, permutations: int = 999, only: bool | None = None
-) -> dict[str, Any]:
+) -> Independence:
     """Whether the critics are independent given the truth, on the first candidate of each instance.
 
     The paper's test (joint counts against the product of the marginals: Pearson's chi-square and G2, strata pooled) with its
@@ -404,7 +427,7 @@ def independence(
         levels[bool(candidate.right)].append([int(level or 0) for level in row])
     rng = generator(seed, "verify-or-ship", "independence")
     strata, permuted = [], np.zeros(permutations)
-    pairs: list[dict[str, Any]] = []
+    pairs: list[CriticPair] = []
     for right, rows in levels.items():
         if only is not None and right != only:
             continue
@@ -424,26 +447,21 @@ def independence(
             own = _many_g2(pair, [shuffled[i], shuffled[j]])
             v = (chi2 / len(x) / (min(len(np.unique(pair[:, 0])), len(np.unique(pair[:, 1]))) - 1)) ** 0.5
             p = float((1 + (own >= g2 - 1e-9).sum()) / (1 + permutations))
-            both = [stratum.critics[i], stratum.critics[j]]
-            pairs.append({"critics": both, "right": right, "n": len(x), "v": v, "p": p, "few_expected": few})
-    ranked = sorted(pairs, key=lambda one: float(one["p"]))
-    worst = 0.0
-    for rank, found in enumerate(ranked):
-        worst = max(worst, min(1.0, float(found["p"]) * (len(ranked) - rank)))
-        found["p_corrected"] = worst
+            pairs.append(CriticPair((stratum.critics[i], stratum.critics[j]), right, len(x), v, p, few))
+    corrected = holm([pair.p for pair in pairs])
     g2, chi2, df = sum(s.g2 for s in strata), sum(s.chi2 for s in strata), sum(s.df for s in strata)
-    return {
-        "n": len(met),
-        "chi2": chi2,
-        "g2": g2,
-        "df": df,
-        "p_chi2": float(chdtrc(df, chi2)) if df else None,
-        "p_g2": float(chdtrc(df, g2)) if df else None,
-        "p": float((1 + (permuted >= g2 - 1e-9).sum()) / (1 + permutations)) if df else None,
-        "few_expected": sum(s.few_expected for s in strata),
-        "strata": [{k: v for k, v in vars(s).items() if k != "pairs"} for s in strata],
-        "pairs": pairs,
-    }
+    return Independence(
+        n=len(met),
+        chi2=chi2,
+        g2=g2,
+        df=df,
+        p_chi2=float(chdtrc(df, chi2)) if df else None,
+        p_g2=float(chdtrc(df, g2)) if df else None,
+        p=float((1 + (permuted >= g2 - 1e-9).sum()) / (1 + permutations)) if df else None,
+        few_expected=sum(s.few_expected for s in strata),
+        strata=tuple(strata),
+        pairs=tuple(replace(pair, p_corrected=p) for pair, p in zip(pairs, corrected, strict=True)),
+    )
 
 
 def _codes(columns: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
@@ -516,20 +534,40 @@ def prr(scores: Sequence[float] | np.ndarray, right: Sequence[bool] | np.ndarray
     return (area(x) - chance) / (area(y) - chance)
 
 
-def summary(tables: Tables) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class CriticShares:
+    """What a critic says of right and of wrong candidates: of two levels the share that it passes with its interval, of more the
+    share of each."""
+
+    history: str
+    critic: str
+    levels: int
+    gap: float
+    n_right: int
+    n_wrong: int
+    pass_right: float | None
+    interval_right: Interval | None
+    pass_wrong: float | None
+    interval_wrong: Interval | None
+    levels_right: tuple[float, ...] | None
+    levels_wrong: tuple[float, ...] | None
+
+
+def summary(tables: Tables) -> list[CriticShares]:
     """One row a critic and history: shares with their intervals."""
+
+    def passed(shares: tuple[float, ...], n: int) -> tuple[float, Interval]:
+        return shares[1], wilson(min(max(round(shares[1] * (n + 2) - 1), 0), n), n)
+
     rows = []
     for history, critics in ((FIRST, tables.critics), (REWRITTEN, tables.rewritten), (REJECTED, tables.rejected)):
         for critic, own in (critics or {}).items():
-            row: dict[str, Any] = {"history": history, "critic": critic, "levels": len(own.right), "gap": own.gap}
-            row |= {"n_right": own.n_right, "n_wrong": own.n_wrong}
-            for side, shares, n in (("right", own.right, own.n_right), ("wrong", own.wrong, own.n_wrong)):
-                if len(shares) == 2:
-                    k = min(max(round(shares[1] * (n + 2) - 1), 0), n)
-                    row |= {f"pass_{side}": shares[1], f"interval_{side}": list(wilson(k, n))}
-                else:
-                    row |= {f"levels_{side}": list(shares)}
-            rows.append(row)
+            about = (history, critic, len(own.right), own.gap, own.n_right, own.n_wrong)
+            if len(own.right) == 2:
+                sides = (*passed(own.right, own.n_right), *passed(own.wrong, own.n_wrong))
+                rows.append(CriticShares(*about, *sides, None, None))
+            else:
+                rows.append(CriticShares(*about, None, None, None, None, own.right, own.wrong))
     return rows
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.methods.verify_or_ship.algorithm import (
@@ -16,6 +17,7 @@ from ramify.methods.verify_or_ship.algorithm import (
     STOP,
     VERIFY,
     ControlConfig,
+    Decision,
     Plan,
     Tables,
     Tracker,
@@ -23,7 +25,7 @@ from ramify.methods.verify_or_ship.algorithm import (
 )
 from ramify.methods.verify_or_ship.calibration import FEW, CandidateAttempt, CodeCandidate, Counters, calibrate, same_text
 from ramify.methods.verify_or_ship.records import BELIEF, CHECK, PROBABILITY, VERIFIER, read_source
-from ramify.methods.verify_or_ship.replay import regimes
+from ramify.methods.verify_or_ship.replay import Regime, regimes
 from ramify.score.judge import Item, Judge, judged
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
@@ -133,7 +135,7 @@ class Controller:
         plan = Plan(self.tables, self.config) if self.config.planner == "dp" else None
         self._decide = greedy(self.tables, self.config) if plan is None else plan.decide
 
-    def regime(self) -> dict[str, Any]:
+    def regime(self) -> Regime:
         """Which fixed rule is within 1 of the optimum, and how much the best one loses."""
         tables = self._tables()
         (row,) = regimes(tables, self.config, [self.config.c_ver])
@@ -237,7 +239,7 @@ class _Kept:
     """What a run keeps of a task; nothing where there is no run."""
 
     def __init__(self, run: Run | None, item: Item) -> None:
-        self.run, self.decisions = run, list[dict[str, Any]]()
+        self.run, self.decisions = run, list[Decision]()
         if run is not None:
             tree = item.id or "task"
             run.add_tree(tree, {"id": tree, "data": dict(item.data)})
@@ -259,8 +261,8 @@ class _Kept:
 
     def decision(self, action: str, belief: float) -> None:
         if self.run is not None:
-            self.decisions.append({"action": action, "belief": belief})
-            self.run.add(Annotation(self.node.id, len(self.node), "decisions", MAKER, list(self.decisions)))
+            self.decisions.append(Decision(action, belief))
+            self.run.add(Annotation(self.node.id, len(self.node), "decisions", MAKER, codec.to_json(self.decisions)))
 
     def score(self, name: str, value: Any, unit: str, identity: str, failure: str) -> None:
         if self.run is not None:

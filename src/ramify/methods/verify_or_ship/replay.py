@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ramify.methods.verify_or_ship.algorithm import (
     worth,
 )
 from ramify.methods.verify_or_ship.calibration import CalibrateConfig, CandidateAttempt, calibrate, folds, overlap, same_text
-from ramify.stats.intervals import clustered_mean
+from ramify.stats.intervals import Interval, clustered_mean
 
 ALWAYS, NULL = "always verify", "stop at once"
 GREEDY, PLAIN, AWARE = "bayes greedy", "bayes, one table", "bayes"
@@ -84,6 +84,41 @@ def play(policy: Policy, trajectory: CandidateAttempt, tables: Tables, config: C
         tracker.observe(action, tables.critics[action].level(candidate.checks.get(action)))
 
 
+class PolicyGain(NamedTuple):
+    """Mean difference of two policies, in utility a task; the interval is None of one instance."""
+
+    value: float
+    interval: Interval | None
+    over: str
+
+
+@dataclass(frozen=True)
+class PolicyWorth:
+    """What a policy got on the same trajectories as the others, and what its tables expected (``planned``)."""
+
+    policy: str
+    utility: float
+    interval: Interval | None
+    planned: float | None
+    gain_over_always: PolicyGain
+    gain_over_best_fixed: PolicyGain
+    delivered_right: float
+    delivered_wrong: float
+    verified: float
+
+
+@dataclass(frozen=True)
+class Regime:
+    """What each policy is worth at one price of the verifier and one prior, and which to use."""
+
+    c_ver: float
+    prior: float
+    regime: str
+    best_fixed: str
+    loss_of_best_fixed: float
+    values: Mapping[str, float]
+
+
 @dataclass
 class Replay:
     """Utilities of every policy on the same trajectories. ``utilities[name]`` has shape (trajectories,)."""
@@ -111,31 +146,30 @@ class Replay:
         """The fixed rule that did best on these very trajectories, which favours it."""
         return max(self.fixed, key=lambda name: float(self.utilities[name].mean()))
 
-    def gain(self, name: str, over: str, seed: int = 0) -> dict[str, Any]:
+    def gain(self, name: str, over: str, seed: int = 0) -> PolicyGain:
         """Mean difference of two policies and its 95 % interval, instances resampled (paired)."""
-        value, interval = clustered_mean(self.utilities[name] - self.utilities[over], self.instances, seed)
-        return {"value": value, "interval": None if interval is None else list(interval), "over": over}
+        return PolicyGain(*clustered_mean(self.utilities[name] - self.utilities[over], self.instances, seed), over)
 
-    def table(self, seed: int = 0) -> list[dict[str, Any]]:
+    def table(self, seed: int = 0) -> list[PolicyWorth]:
         """One row a policy, the best mean first."""
         rows = []
         for name, utilities in self.utilities.items():
             played = self.plays[name]
             mean, interval = clustered_mean(utilities, self.instances, seed)
             rows.append(
-                {
-                    "policy": name,
-                    "utility": mean,
-                    "interval": None if interval is None else list(interval),
-                    "planned": self.planned.get(name),
-                    "gain_over_always": self.gain(name, ALWAYS, seed),
-                    "gain_over_best_fixed": self.gain(name, self.best_fixed, seed),
-                    "delivered_right": float(np.mean([one.right for one in played])),
-                    "delivered_wrong": float(np.mean([one.delivered and not one.right for one in played])),
-                    "verified": float(np.mean([one.verified for one in played])),
-                }
+                PolicyWorth(
+                    policy=name,
+                    utility=mean,
+                    interval=interval,
+                    planned=self.planned.get(name),
+                    gain_over_always=self.gain(name, ALWAYS, seed),
+                    gain_over_best_fixed=self.gain(name, self.best_fixed, seed),
+                    delivered_right=float(np.mean([one.right for one in played])),
+                    delivered_wrong=float(np.mean([one.delivered and not one.right for one in played])),
+                    verified=float(np.mean([one.verified for one in played])),
+                )
             )
-        return sorted(rows, key=lambda row: -float(row["utility"]))
+        return sorted(rows, key=lambda row: -row.utility)
 
 
 def usable(trajectories: Sequence[CandidateAttempt], horizon: int) -> list[CandidateAttempt]:
@@ -233,7 +267,7 @@ def regime(values: Mapping[str, float]) -> tuple[str, float]:
     return (best if loss <= GOOD_ENOUGH else AWARE), loss
 
 
-def regimes(tables: Tables, config: ControlConfig, prices: Sequence[float], priors: Sequence[float] = ()) -> list[dict[str, Any]]:
+def regimes(tables: Tables, config: ControlConfig, prices: Sequence[float], priors: Sequence[float] = ()) -> list[Regime]:
     """For every price of the verifier (and prior): what each fixed rule, greedy and the optimum are worth under the tables."""
     rows = []
     for prior in priors or [tables.prior]:
@@ -245,7 +279,5 @@ def regimes(tables: Tables, config: ControlConfig, prices: Sequence[float], prio
             values[AWARE] = Plan(own, chosen).value
             best = max((name for name in values if name not in (GREEDY, AWARE)), key=lambda name: values[name])
             name, loss = regime(values)
-            rows.append(
-                {"c_ver": price, "prior": prior, "regime": name, "best_fixed": best, "loss_of_best_fixed": loss, "values": values}
-            )
+            rows.append(Regime(price, prior, name, best, loss, values))
     return rows

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ramify.methods.verify_or_ship.algorithm import (
     FIRST,
@@ -11,15 +12,17 @@ from ramify.methods.verify_or_ship.algorithm import (
     SHIP,
     STOP,
     VERIFY,
+    ComputableLines,
     ControlConfig,
     ControlState,
     Plan,
     Tables,
     Tracker,
 )
-from ramify.methods.verify_or_ship.replay import AWARE, GREEDY
+from ramify.methods.verify_or_ship.replay import AWARE, GREEDY, PolicyWorth, Regime
 from ramify.render.charts import COLOURS, Curve, curves_svg
 from ramify.render.markdown import markdown
+from ramify.render.result import CurveLine, Curves
 from ramify.render.svg import flow, frame, label, tag, text_width
 from ramify.trace.node import Finding
 
@@ -39,24 +42,41 @@ def _level(tables: Tables, name: str, level: int) -> str:
     return ("fails", "passes")[level] if levels == 2 else f"level {level + 1} of {levels}"
 
 
-def intervals(plan: Plan) -> list[dict[str, Any]]:
+class PolicyInterval(NamedTuple):
+    """What to do with a candidate of this number and history between two beliefs, before any critic was asked."""
+
+    candidate: int
+    history: str
+    low: float
+    high: float
+    action: str
+
+
+class PolicyStep(NamedTuple):
+    """What the plan does after what was ``seen``, ``depth`` critics deep."""
+
+    depth: int
+    seen: str
+    belief: float
+    action: str
+
+
+def intervals(plan: Plan) -> Iterator[PolicyInterval]:
     """The policy as belief intervals, before any critic was asked: one row a step, history and interval."""
-    rows = []
     for step in range(plan.config.horizon):
         for history in dict.fromkeys(plan.tables.after(rejected) for rejected in (False, True)) if step else (FIRST,):
             state = ControlState(0.5, step, frozenset(plan.names), history=history)
             for low, high, action in plan.intervals(state):
-                rows.append({"candidate": step + 1, "history": history, "from": low, "to": high, "action": action})
-    return rows
+                yield PolicyInterval(step + 1, history, low, high, action)
 
 
-def walk(plan: Plan) -> Iterator[tuple[int, str, float, str]]:
-    """(depth, what was seen, belief, action) of everything that the plan does with a first candidate."""
+def walk(plan: Plan) -> Iterator[PolicyStep]:
+    """Everything that the plan does with a first candidate."""
 
-    def below(tracker: Tracker, depth: int, seen: str) -> Iterator[tuple[int, str, float, str]]:
+    def below(tracker: Tracker, depth: int, seen: str) -> Iterator[PolicyStep]:
         state = tracker.state
         action = plan.decide(state)
-        yield depth, seen, state.belief, action
+        yield PolicyStep(depth, seen, state.belief, action)
         if action in plan.names:
             for level in reversed(range(len(plan.tables.critics[action].right))):
                 inner = Tracker(plan.tables)
@@ -67,25 +87,25 @@ def walk(plan: Plan) -> Iterator[tuple[int, str, float, str]]:
     yield from below(Tracker(plan.tables), 0, "")
 
 
-def policy_text(plan: Plan) -> str:
-    """What to do with a first candidate, from the prior on."""
+def policy_text(steps: Sequence[PolicyStep]) -> str:
+    """What to do with a first candidate, from the prior on: the steps of :func:`walk` in words."""
     lines = []
-    for depth, seen, belief, action in walk(plan):
+    for depth, seen, belief, action in steps[:MOST_LINES]:
         start = f"at the start, belief {belief:.2f}" if not seen else f"{seen}, belief {belief:.2f}"
         lines.append(f"{'  ' * depth}{start}: {action_text(action)}")
-    more = len(lines) - MOST_LINES
-    return "\n".join([*lines[:MOST_LINES], *([f"... and {more} more"] if more > 0 else [])])
+    more = len(steps) - MOST_LINES
+    return "\n".join([*lines, *([f"... and {more} more"] if more > 0 else [])])
 
 
-def lines_text(found: Mapping[str, Any], config: ControlConfig) -> list[str]:
+def lines_text(found: ComputableLines, config: ControlConfig) -> list[str]:
     """The computable lines, one sentence each."""
-    lines = [f"verifying beats stopping above belief {found['verify_from']:.3f} (cost of the verifier over reward)"]
-    if "ship_from" in found:
+    lines = [f"verifying beats stopping above belief {found.verify_from:.3f} (cost of the verifier over reward)"]
+    if found.ship_from is not None and found.verify_up_to is not None:
         lines.append(
-            f"shipping beats stopping above {found['ship_from']:.3f}; verifying beats shipping below "
-            f"{max(0.0, found['verify_up_to']):.3f}"
+            f"shipping beats stopping above {found.ship_from:.3f}; verifying beats shipping below "
+            f"{max(0.0, found.verify_up_to):.3f}"
         )
-    for name, ends in found["gates"].items():
+    for name, ends in found.gates.items():
         lines.append(
             f"'{name}' alone as a gate never pays at {config.cost(name):g}"
             if ends is None
@@ -101,41 +121,41 @@ def _colours(names: Sequence[str]) -> dict[str, str]:
     return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
 
 
-def price_svg(rows: Sequence[Mapping[str, Any]], shown: Sequence[str] = ()) -> str:
-    """Utility of each policy over the price of the verifier, one prior."""
-    names = list(shown) or _worth_showing(rows)
-    prices = [float(row["c_ver"]) for row in rows]
-    curves = [Curve(name, prices, [float(row["values"][name]) for row in rows]) for name in names]
-    return curves_svg(
-        curves, "What each policy is worth, by the price of the verifier", "cost of the verifier", "utility", percent=False
-    )
+def price_curves(rows: Sequence[Regime]) -> Curves:
+    """Utility of each policy over the price of the verifier, one prior: the optimum, greedy, and the fixed rules that are best
+    somewhere, at most seven."""
+    best = dict.fromkeys(row.best_fixed for row in rows)
+    names = [AWARE, GREEDY, *[name for name in best if name not in (AWARE, GREEDY)]][:7]
+    prices = tuple(row.c_ver for row in rows)
+    lines = tuple(CurveLine(name, prices, tuple(row.values[name] for row in rows)) for name in names)
+    title = "What each policy is worth, by the price of the verifier"
+    return Curves(title, "cost of the verifier", "utility", lines, percent=False)
 
 
-def _worth_showing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The optimum, greedy, and the fixed rules that are best somewhere, at most seven."""
-    best = dict.fromkeys(str(row["best_fixed"]) for row in rows)
-    return [AWARE, GREEDY, *[name for name in best if name not in (AWARE, GREEDY)]][:7]
+def price_svg(rows: Sequence[Regime]) -> str:
+    """:func:`price_curves` as a picture."""
+    drawn = price_curves(rows)
+    curves = [Curve(name, prices, [row.values[name] for row in rows]) for name, prices in ((o.name, o.x) for o in drawn.lines)]
+    return curves_svg(curves, drawn.title, drawn.x_name, drawn.y_name, percent=False)
 
 
-def map_svg(rows: Sequence[Mapping[str, Any]], title: str = "Which policy to use") -> str:
+def map_svg(rows: Sequence[Regime], title: str = "Which policy to use") -> str:
     """The regimes over price (across) and prior (up)."""
-    prices = sorted({float(row["c_ver"]) for row in rows})
-    priors = sorted({float(row["prior"]) for row in rows})
-    names = list(dict.fromkeys(str(row["regime"]) for row in rows))
+    prices = sorted({row.c_ver for row in rows})
+    priors = sorted({row.prior for row in rows})
+    names = list(dict.fromkeys(row.regime for row in rows))
     colours = _colours(names)
     left, top, wide, high = 64.0, 30.0, 520.0, 26.0 * max(len(priors), 3)
     cell_w, cell_h = wide / len(prices), high / len(priors)
     body = []
     for row in rows:
-        x = left + cell_w * prices.index(float(row["c_ver"]))
-        y = top + high - cell_h * (priors.index(float(row["prior"])) + 1)
+        x = left + cell_w * prices.index(row.c_ver)
+        y = top + high - cell_h * (priors.index(row.prior) + 1)
         about = (
-            f"price {row['c_ver']:g}, prior {row['prior']:.2f}: {row['regime']}; the best fixed rule ({row['best_fixed']}) "
-            f"loses {row['loss_of_best_fixed']:.2f}"
+            f"price {row.c_ver:g}, prior {row.prior:.2f}: {row.regime}; the best fixed rule ({row.best_fixed}) "
+            f"loses {row.loss_of_best_fixed:.2f}"
         )
-        body.append(
-            tag("rect", tag("title", about), x=x, y=y, width=cell_w + 0.3, height=cell_h + 0.3, fill=colours[str(row["regime"])])
-        )
+        body.append(tag("rect", tag("title", about), x=x, y=y, width=cell_w + 0.3, height=cell_h + 0.3, fill=colours[row.regime]))
     for i, price in enumerate(prices):
         if i % max(1, len(prices) // 8) == 0:
             body.append(label(left + cell_w * (i + 0.5), top + high + 16, f"{price:g}", "soft mid num"))
@@ -157,15 +177,15 @@ def map_svg(rows: Sequence[Mapping[str, Any]], title: str = "Which policy to use
 # -- findings and comments
 
 
-def gain_finding(row: Mapping[str, Any], name: str, best: str, config: ControlConfig, n: int) -> Finding | None:
+def gain_finding(row: PolicyWorth, name: str, best: str, config: ControlConfig, n: int) -> Finding | None:
     """What a replay shows, where the interval of the gain leaves 0 out."""
-    gain = row["gain_over_best_fixed"]
-    if gain["interval"] is None or gain["interval"][0] <= 0 <= gain["interval"][1]:
+    gain = row.gain_over_best_fixed
+    if gain.interval is None or gain.interval[0] <= 0 <= gain.interval[1]:
         return None
-    low, high = gain["interval"]
-    better = gain["value"] > 0
+    low, high = gain.interval
+    better = gain.value > 0
     why = (
-        f"{name} gains {gain['value']:+.2f} a task over {best}, the best fixed rule, [{low:+.2f}, {high:+.2f}], at a verifier "
+        f"{name} gains {gain.value:+.2f} a task over {best}, the best fixed rule, [{low:+.2f}, {high:+.2f}], at a verifier "
         f"that costs {config.c_ver:g}"
     )
     action = "plan with `ramify verify-or-ship plan`" if better else f"use {best}: no planning is needed"
@@ -173,22 +193,35 @@ def gain_finding(row: Mapping[str, Any], name: str, best: str, config: ControlCo
         "planning pays" if better else "a fixed rule is better",
         REPLAYED,
         why,
-        value=gain["value"],
+        value=gain.value,
         unit="utility",
         action=action,
-        evidence={"n": n, "interval": gain["interval"], "best_fixed": best},
+        evidence={"n": n, "interval": list(gain.interval), "best_fixed": best},
         identity=config.to_json(),
     )
 
 
-def comment(rows: Sequence[Mapping[str, Any]], config: ControlConfig) -> str:
+@dataclass(frozen=True)
+class CandidateBelief:
+    """How likely a candidate is right by all that its critics said, what to do next, and the truth where it is known."""
+
+    instance: str
+    place: int
+    node: str
+    belief: float
+    checks: Mapping[str, bool | float | None]
+    action: str
+    right: bool | None
+
+
+def comment(rows: Sequence[CandidateBelief], config: ControlConfig) -> str:
     """Beliefs as Markdown for a pull request."""
     cells = [
         [
-            f"{row['instance']}, {row['place'] + 1}".replace("`", "'"),
-            f"{row['belief']:.0%}",
-            ", ".join(f"{critic} {value}" for critic, value in row["checks"].items()) or "nothing",
-            action_text(row["action"]),
+            f"{row.instance}, {row.place + 1}".replace("`", "'"),
+            f"{row.belief:.0%}",
+            ", ".join(f"{critic} {value}" for critic, value in row.checks.items()) or "nothing",
+            action_text(row.action),
         ]
         for row in rows
     ]

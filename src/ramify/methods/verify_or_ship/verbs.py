@@ -7,14 +7,15 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
-from ramify.kit import Json, Seed, Verbs, argument, option
+from ramify.kit import Seed, Verbs, argument, option
 from ramify.methods.verify_or_ship import records, report
 from ramify.methods.verify_or_ship.algorithm import (
     FIRST,
@@ -22,8 +23,14 @@ from ramify.methods.verify_or_ship.algorithm import (
     SHIP,
     STOP,
     VERIFY,
+    ComputableLines,
     ControlConfig,
+    Decision,
+    Kernel,
     Plan,
+    PlanRates,
+    PlanSizes,
+    Policy,
     Tables,
     Tracker,
     bounded,
@@ -33,6 +40,10 @@ from ramify.methods.verify_or_ship.algorithm import (
 from ramify.methods.verify_or_ship.calibration import (
     CalibrateConfig,
     CandidateAttempt,
+    CriticPair,
+    CriticShares,
+    Doubt,
+    Independence,
     doubts,
     folds,
     independence,
@@ -41,15 +52,22 @@ from ramify.methods.verify_or_ship.calibration import (
     summary,
 )
 from ramify.methods.verify_or_ship.calibration import calibrate as fit
-from ramify.methods.verify_or_ship.replay import AWARE, Replay, beliefs, regime, regimes
+from ramify.methods.verify_or_ship.replay import ALWAYS, AWARE, PolicyGain, PolicyWorth, Regime, beliefs, regime, regimes
 from ramify.methods.verify_or_ship.replay import replay as follow
-from ramify.render.terminal import emit, progress, say, table
+from ramify.render.numbers import interval, p_value, percent, percent_interval
+from ramify.render.result import Result, Section, Verbatim, table
+from ramify.render.terminal import progress
 from ramify.score.judge import Judge, find_judge
+from ramify.stats.intervals import Interval
 from ramify.trace.db import Run
 from ramify.trace.lines import first_record
 from ramify.trace.node import Annotation, Finding
 from ramify.trace.sources import conclude, opened, run_folder
 
+LEVEL = 0.05
+"""Critics are dependent at this corrected p."""
+SHOWN = 40
+"""Rows of candidates and attempts in a table."""
 app = Verbs("verify-or-ship", help="Should my coding agent rewrite, check again, pay for the full test run, ship, or stop?")
 Source = Annotated[Path, argument(metavar="SOURCE", help="A run with scored candidates, or a file of records (JSON lines).")]
 TablesArgument = Annotated[
@@ -87,17 +105,17 @@ def _judges(named: Sequence[str], verify: str | None) -> dict[str, Judge]:
     return found
 
 
-def _ask(source: Path, judges: dict[str, Judge], as_json: bool) -> None:
+def _ask(source: Path, judges: dict[str, Judge]) -> None:
     """Have the judges judge what they have not yet; what they say stays in the run."""
     folder = run_folder(source)
     if folder is None:
         raise UserError(f"{source} is no run to keep judgements in: `ramify import {source} --run DIR` makes one")
     kept = "what was judged is kept: the same command continues"
-    with progress("calibrate", as_json=as_json, kept=kept) as bar, Run.open(folder, write=True) as run:
+    with progress("calibrate", kept=kept) as bar, Run.open(folder, write=True) as run:
         records.ask(run, judges, bar.at, lambda total: bar.begin(total, unit="candidates"))
 
 
-@app.verb(settings=CalibrateConfig)
+@app.verb(settings=CalibrateConfig, keeps="source")
 def calibrate(
     options: CalibrateConfig,
     source: Source,
@@ -114,89 +132,112 @@ def calibrate(
     verifier: Verifier = records.VERIFIER,
     out: Annotated[Path | None, option("--out", help="Also write the tables as JSON.")] = None,
     seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+) -> CriticTables:
     """Count what critics say of right and wrong candidates and what rewrites do; test whether the critics are independent."""
     judges = _judges(judge or [], verify)
     if judges:
-        _ask(source, judges, as_json)
+        _ask(source, judges)
     found = records.read_source(source, verifier)
     tables = fit(found, options)
     test = independence(found, tables, seed)
     warned = doubts(tables, found)
-    dependent = [pair for pair in test["pairs"] if pair["p_corrected"] <= 0.05]
-    result: dict[str, Any] = {
-        "instances": tables.instances,
-        "candidates": sum(len(one.candidates) for one in found),
-        "prior": tables.prior,
-        "gate": tables.gate or None,
-        "critics": summary(tables),
-        "kernel": tables.kernel.to_json(),
-        "kernel_rejected": None if tables.kernel_rejected is None else tables.kernel_rejected.to_json(),
-        "independence": test,
-        "dependent": dependent,
-        "doubts": [{"kind": kind, "critic": name or None, "says": says} for kind, name, says in warned],
-    }
+    dependent = tuple(pair for pair in test.pairs if pair.p_corrected <= LEVEL)
     if out is not None:
         write_whole(out, json.dumps(tables.to_json(), indent=1) + "\n")
-    findings = [records.tables_finding(tables, {"independence": test}, str(source))]
-    findings += [Finding(kind, records.CALIBRATED, says, action="see docs/methods/verify-or-ship.md") for kind, _, says in warned]
+    findings = [records.tables_finding(tables, {"independence": codec.to_json(test)}, str(source))]
+    findings += [Finding(one.kind, records.CALIBRATED, one.says, action="see docs/methods/verify-or-ship.md") for one in warned]
     findings += [_dependent(pair) for pair in dependent]
-    if why := conclude(source, records.CALIBRATED, findings):
-        say(f"warning: {why}")
-    emit(result | {"out": None if out is None else str(out), "tables": tables.to_json()}, as_json, _calibrated(result, tables))
-    for _, _, says in warned:
-        say(f"warning: {says}")
+    lost = conclude(source, records.CALIBRATED, findings)
+    return CriticTables(
+        instances=tables.instances,
+        candidates=sum(len(one.candidates) for one in found),
+        prior=tables.prior,
+        gate=tables.gate or None,
+        critics=tuple(summary(tables)),
+        kernel=tables.kernel,
+        kernel_rejected=tables.kernel_rejected,
+        independence=test,
+        dependent=dependent,
+        doubts=tuple(warned),
+        out=None if out is None else str(out),
+        tables=tables,
+        caveats=(*filter(None, [lost]), *(one.says for one in warned)),
+    )
 
 
-def _dependent(pair: Mapping[str, Any]) -> Finding:
-    of = "right" if pair["right"] else "wrong"
+@dataclass(frozen=True)
+class CriticTables(Result):
+    """What critics say of right and wrong candidates, what rewrites do, which critics are ``dependent``, and the tables of it."""
+
+    instances: int
+    candidates: int
+    prior: float
+    gate: str | None
+    critics: tuple[CriticShares, ...]
+    kernel: Kernel
+    kernel_rejected: Kernel | None
+    independence: Independence
+    dependent: tuple[CriticPair, ...]
+    doubts: tuple[Doubt, ...]
+    """The caveats with their kind, and the critic that they are of."""
+    out: str | None
+    tables: Tables
+
+    def sections(self) -> Iterable[Section]:
+        """A row for each critic, rewrites, and the test of independence."""
+        head = ("candidates", "critic", "passes right", "passes wrong", "gap", "right", "wrong")
+        rows = [
+            (
+                one.history,
+                one.critic,
+                _passed(one.pass_right, one.interval_right, one.levels_right),
+                _passed(one.pass_wrong, one.interval_wrong, one.levels_wrong),
+                one.gap,
+                one.n_right,
+                one.n_wrong,
+            )
+            for one in self.critics
+        ]
+        counted = f"{self.instances} instances, {self.candidates} candidates"
+        lines = [f"{percent(self.prior)} of first candidates are right ({counted})", *self._rewrites()]
+        test = self.independence
+        if test.p is not None:
+            lines.append(
+                f"critics independent given the truth: G2 {test.g2:.1f}, {test.df} degrees of freedom, p {p_value(test.p)} by "
+                f"permutation ({p_value(test.p_g2)} asymptotic; {test.few_expected} cells below 5)"
+            )
+        lines += [_dependent(pair).why for pair in self.dependent]
+        yield Section.of("", table(head, rows), "\n".join(lines))
+
+    def _rewrites(self) -> Iterable[str]:
+        for what, kernel in (("a rewrite", self.kernel), (f"a rewrite of what '{self.gate}' failed", self.kernel_rejected)):
+            if kernel is None:
+                continue
+            line = f"{what} that changes the text repairs {percent(kernel.fix)} and breaks {percent(kernel.broken)}"
+            if kernel.same_right or kernel.same_wrong:
+                same = f"{percent(kernel.same_wrong)} of wrong and {percent(kernel.same_right)} of right ones"
+                line += f"; the same text comes back from {same}"
+            yield line
+
+
+def _passed(share: float | None, ends: Interval | None, levels: tuple[float, ...] | None) -> str:
+    return " ".join(f"{one:.2f}" for one in levels or ()) if share is None else f"{percent(share)} {percent_interval(ends)}"
+
+
+def _dependent(pair: CriticPair) -> Finding:
     why = (
-        f"'{pair['critics'][0]}' and '{pair['critics'][1]}' agree on {of} candidates more than chance: Cramer's V "
-        f"{pair['v']:.2f}, corrected p {pair['p_corrected']:.2g}"
+        f"'{pair.critics[0]}' and '{pair.critics[1]}' agree on {'right' if pair.right else 'wrong'} candidates more than chance: "
+        f"Cramer's V {pair.v:.2f}, corrected p {p_value(pair.p_corrected)}"
     )
     return Finding(
         "dependent critics",
         records.CALIBRATED,
         why,
         action="leave one of them out with --critics, or make one judge of both",
-        value=pair["v"],
+        value=pair.v,
         unit="V",
-        evidence=dict(pair),
+        evidence=codec.to_json(pair),
     )
-
-
-def _calibrated(result: Mapping[str, Any], tables: Tables) -> str:
-    def share(row: Mapping[str, Any], side: str) -> str:
-        if f"pass_{side}" not in row:
-            return " ".join(f"{one:.2f}" for one in row[f"levels_{side}"])
-        return "{:.3f} [{:.3f}, {:.3f}]".format(row[f"pass_{side}"], *row[f"interval_{side}"])
-
-    rows = [
-        [r["history"], r["critic"], share(r, "right"), share(r, "wrong"), r["gap"], r["n_right"], r["n_wrong"]]
-        for r in result["critics"]
-    ]
-    text = table(["candidates", "critic", "passes right", "passes wrong", "gap", "right", "wrong"], rows)
-    text += (
-        f"\n\n{result['prior']:.1%} of first candidates are right ({tables.instances} instances, {result['candidates']} "
-        "candidates)"
-    )
-    kernels = [
-        ("a rewrite", tables.kernel),
-        *([(f"a rewrite of what '{tables.gate}' failed", tables.kernel_rejected)] if tables.kernel_rejected else []),
-    ]
-    for what, kernel in kernels:
-        text += f"\n{what} that changes the text repairs {kernel.fix:.1%} and breaks {kernel.broken:.1%}"
-        if kernel.same_right or kernel.same_wrong:
-            text += f"; the same text comes back from {kernel.same_wrong:.1%} of wrong and {kernel.same_right:.1%} of right ones"
-    test = result["independence"]
-    if test["p"] is not None:
-        text += (
-            f"\ncritics independent given the truth: G2 {test['g2']:.1f}, {test['df']} degrees of freedom, p {test['p']:.3f} by "
-            f"permutation ({test['p_g2']:.3f} asymptotic; {test['few_expected']} cells below 5)"
-        )
-    text += "".join(f"\n{_dependent(pair).why}" for pair in result["dependent"])
-    return text
 
 
 def _bounded(tables: Tables, options: ControlConfig, most: float | None) -> ControlConfig:
@@ -207,8 +248,44 @@ def _bounded(tables: Tables, options: ControlConfig, most: float | None) -> Cont
     return bounded(tables, options, most)
 
 
-@app.verb(settings=ControlConfig)
-def plan(options: ControlConfig, tables: TablesArgument, max_false_accept: FalseAccept = None, as_json: Json = False) -> None:
+@dataclass(frozen=True)
+class OptimalPolicy(Result):
+    """The policy that plans, what it is worth beside fixed rules, and the beliefs at which it changes its mind."""
+
+    value: float
+    loss: float | None
+    best_fixed: str
+    gain_over_best_fixed: float
+    gain_over_always: float
+    values: Mapping[str, float]
+    rates: PlanRates
+    lines: ComputableLines
+    intervals: tuple[report.PolicyInterval, ...]
+    policy: tuple[report.PolicyStep, ...]
+    sizes: PlanSizes
+    config: ControlConfig = field(metadata={"json": False}, repr=False)
+
+    def sections(self) -> Iterable[Section]:
+        """What to do from the prior on, the belief intervals, what needs no planning, and the gain."""
+        rows = [(r.candidate, r.history, f"{r.low:.3f} to {r.high:.3f}", report.action_text(r.action)) for r in self.intervals]
+        worth = (
+            f"expected {self.value:.2f} a task: {self.gain_over_always:+.2f} over always verifying, "
+            f"{self.gain_over_best_fixed:+.2f} over {self.best_fixed}, the best fixed rule"
+        )
+        if self.loss is not None:
+            wrong = f"{percent(self.rates.false_accept, 2)} of deliveries wrong (loss {self.loss:g})"
+            worth += f"\n{percent(self.rates.delivered)} of tasks are delivered, {wrong}"
+        yield Section.of(
+            "",
+            Verbatim(report.policy_text(self.policy)),
+            table(("candidate", "history", "belief", "do"), rows, "before any critic was asked"),
+            "\n".join(report.lines_text(self.lines, self.config)),
+            worth,
+        )
+
+
+@app.verb(settings=ControlConfig, keeps="tables")
+def plan(options: ControlConfig, tables: TablesArgument, max_false_accept: FalseAccept = None) -> OptimalPolicy:
     """The optimal policy: what to do with a candidate from the prior on, as belief intervals,
     and the lines that need no planning."""
     known = records.read_tables(tables)
@@ -218,36 +295,20 @@ def plan(options: ControlConfig, tables: TablesArgument, max_false_accept: False
     if chosen.planner == "greedy":
         raise UserError("the greedy planner has no plan to show; `replay` compares it")
     (row,) = regimes(known, chosen, [chosen.c_ver])
-    rows, lines = report.intervals(made), computable_lines(known, chosen)
-    rates = made.rates()
-    walked = [{"depth": d, "seen": seen, "belief": b, "action": action} for d, seen, b, action in report.walk(made)]
-    result = {
-        "value": made.value,
-        "loss": chosen.loss if chosen.stop == "ship" else None,
-        "best_fixed": row["best_fixed"],
-        "gain_over_best_fixed": row["loss_of_best_fixed"],
-        "gain_over_always": made.value - row["values"]["always verify"],
-        "values": row["values"],
-        "rates": rates,
-        "lines": lines,
-        "intervals": rows,
-        "policy": walked,
-        "sizes": made.sizes(),
-    }
-    text = report.policy_text(made)
-    shown = [[r["candidate"], r["history"], f"{r['from']:.3f} to {r['to']:.3f}", report.action_text(r["action"])] for r in rows]
-    text += "\n\n" + table(["candidate", "history", "belief", "do"], shown, "before any critic was asked")
-    text += "\n\n" + "\n".join(report.lines_text(lines, chosen))
-    text += (
-        f"\n\nexpected {made.value:.2f} a task: {made.value - row['values']['always verify']:+.2f} over always verifying, "
-        f"{row['loss_of_best_fixed']:+.2f} over {row['best_fixed']}, the best fixed rule"
+    return OptimalPolicy(
+        value=made.value,
+        loss=chosen.loss if chosen.stop == "ship" else None,
+        best_fixed=row.best_fixed,
+        gain_over_best_fixed=row.loss_of_best_fixed,
+        gain_over_always=made.value - row.values[ALWAYS],
+        values=row.values,
+        rates=made.rates(),
+        lines=computable_lines(known, chosen),
+        intervals=tuple(report.intervals(made)),
+        policy=tuple(report.walk(made)),
+        sizes=made.sizes(),
+        config=chosen,
     )
-    if chosen.stop == "ship":
-        text += (
-            f"\n{rates['delivered']:.1%} of tasks are delivered, {rates['false_accept']:.2%} of deliveries wrong (loss "
-            f"{chosen.loss:g})"
-        )
-    emit(result, as_json, text)
 
 
 def _known_costs(options: ControlConfig, tables: Tables) -> None:
@@ -283,7 +344,40 @@ def _is_tables(source: Path) -> bool:
     return first is not None and bool({"kernel", "prior", "critic_likelihoods"} & first.keys())
 
 
-@app.verb("regimes", settings=ControlConfig)
+@dataclass(frozen=True)
+class RealisedRegime(Regime):
+    """What policies really got on records at one price, each with tables of other instances."""
+
+    gain_over_best_fixed: PolicyGain
+    gain_over_always: PolicyGain
+
+
+@dataclass(frozen=True)
+class RegimeMap(Result):
+    """Which policy to use at which price, by the tables (``rows``) and on records (``realised``)."""
+
+    rows: tuple[Regime, ...]
+    realised: tuple[RealisedRegime, ...]
+    out: str | None
+
+    def sections(self) -> Iterable[Section]:
+        """A row for each price and prior, and what each policy is worth."""
+        head = ("c_ver", "prior", "use", "best fixed rule", "it loses")
+        rows = [(r.c_ver, r.prior, r.regime, r.best_fixed, r.loss_of_best_fixed) for r in self.rows]
+        gained = ("planning gains", "95 % interval", "over always verify", "95 % interval of it")
+        more = [
+            (r.c_ver, r.regime, r.best_fixed, *_gain(r.gain_over_best_fixed), *_gain(r.gain_over_always)) for r in self.realised
+        ]
+        drawn = self.realised or (self.rows if len({r.prior for r in self.rows}) == 1 else ())
+        yield Section.of(
+            "",
+            table(head, rows, "by the tables"),
+            table(("c_ver", "use", "best fixed rule", *gained), more, "on the records, tables from other instances"),
+            report.price_curves(drawn) if len(drawn) > 1 else None,
+        )
+
+
+@app.verb("regimes", settings=ControlConfig, keeps="source")
 def regimes_(
     options: ControlConfig,
     source: Annotated[
@@ -296,8 +390,7 @@ def regimes_(
     verifier: Verifier = records.VERIFIER,
     out: Annotated[Path | None, option("--out", help="Write the map: .csv or .svg.")] = None,
     seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+) -> RegimeMap:
     """Which fixed rule is good enough at which price of the verifier, and where planning pays."""
     prices = _prices(sweep)
     if out is not None and out.suffix not in (".csv", ".svg"):
@@ -308,7 +401,7 @@ def regimes_(
         raise UserError(f"--priors: '{priors}' is no list of shares") from None
     if any(not 0 < one < 1 for one in shares):
         raise UserError(f"--priors: shares lie between 0 and 1, and '{priors}' holds another")
-    realised: list[dict[str, Any]] = []
+    realised: list[RealisedRegime] = []
     if _is_tables(source):
         tables = records.read_tables(source)
     else:
@@ -319,24 +412,12 @@ def regimes_(
     rows = regimes(tables, options, prices, shares)
     if out is not None:
         write_whole(out, _csv(rows, realised) if out.suffix == ".csv" else _picture(rows, realised, shares))
-    shown = [[f"{r['c_ver']:g}", f"{r['prior']:.2f}", r["regime"], r["best_fixed"], r["loss_of_best_fixed"]] for r in rows]
-    text = table(["c_ver", "prior", "use", "best fixed rule", "it loses"], shown, "by the tables")
-    if realised:
-        more = [
-            [f"{r['c_ver']:g}", r["regime"], r["best_fixed"], *_gain(r["gain_over_best_fixed"]), *_gain(r["gain_over_always"])]
-            for r in realised
-        ]
-        text += "\n\n" + table(
-            ["c_ver", "use", "best fixed rule", "planning gains", "95 % interval", "over always verify", "95 % interval"],
-            more,
-            "on the records, tables from other instances",
-        )
-    emit({"rows": rows, "realised": realised, "out": None if out is None else str(out)}, as_json, text)
+    return RegimeMap(tuple(rows), tuple(realised), None if out is None else str(out))
 
 
 def realised_regimes(
     found: Sequence[CandidateAttempt], options: ControlConfig, prices: Sequence[float], seed: int = 0
-) -> list[dict[str, Any]]:
+) -> list[RealisedRegime]:
     """For every price what the policies really got on the records, each with tables of other instances."""
     rows = []
     for price in prices:
@@ -344,53 +425,69 @@ def realised_regimes(
         values = {name: float(got.mean()) for name, got in one.utilities.items()}
         name, _ = regime(values)
         gain = one.gain(AWARE, one.best_fixed, seed)
-        rows.append(
-            {
-                "c_ver": price,
-                "prior": 0.0,
-                "regime": name,
-                "best_fixed": one.best_fixed,
-                "loss_of_best_fixed": gain["value"],
-                "gain_over_best_fixed": gain,
-                "gain_over_always": one.gain(AWARE, "always verify", seed),
-                "values": values,
-            }
-        )
+        always = one.gain(AWARE, ALWAYS, seed)
+        rows.append(RealisedRegime(price, 0.0, name, one.best_fixed, gain.value, values, gain, always))
     return rows
 
 
-def _csv(rows: Sequence[Mapping[str, Any]], realised: Sequence[Mapping[str, Any]]) -> str:
+def _csv(rows: Sequence[Regime], realised: Sequence[Regime]) -> str:
     held = io.StringIO()
-    names = list(dict.fromkeys(name for row in (*rows, *realised) for name in row["values"]))
+    names = list(dict.fromkeys(name for row in (*rows, *realised) for name in row.values))
     writer = csv.writer(held, lineterminator="\n")
     writer.writerow(["of", "c_ver", "prior", "regime", "best_fixed", "loss_of_best_fixed", *names])
     for kind, some in (("tables", rows), ("records", realised)):
         for row in some:
-            prior = row["prior"] if kind == "tables" else ""
-            writer.writerow(
-                [
-                    kind,
-                    row["c_ver"],
-                    prior,
-                    row["regime"],
-                    row["best_fixed"],
-                    row["loss_of_best_fixed"],
-                    *(row["values"].get(name, "") for name in names),
-                ]
-            )
+            prior = row.prior if kind == "tables" else ""
+            worth = (row.values.get(name, "") for name in names)
+            writer.writerow([kind, row.c_ver, prior, row.regime, row.best_fixed, row.loss_of_best_fixed, *worth])
     return held.getvalue()
 
 
-def _picture(rows: Sequence[Mapping[str, Any]], realised: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
+def _picture(rows: Sequence[Regime], realised: Sequence[Regime], shares: Sequence[float]) -> str:
     return (report.map_svg(rows) if len(shares) > 1 else report.price_svg(realised or rows)) + "\n"
 
 
-def _gain(gain: Mapping[str, Any]) -> list[Any]:
-    ends = gain["interval"]
-    return [f"{gain['value']:+.2f}", "-" if ends is None else f"[{ends[0]:+.2f}, {ends[1]:+.2f}]"]
+def _gain(gain: PolicyGain) -> tuple[float, str]:
+    return gain.value, interval(gain.interval)
 
 
-@app.verb(settings=ControlConfig)
+@dataclass(frozen=True)
+class ReplayReport(Result):
+    """What every policy would have got on stored attempts, and whether planning ``stands_out`` or even ``pays``."""
+
+    attempts: int
+    instances: int
+    left_out: int
+    best_fixed: str
+    policies: tuple[PolicyWorth, ...]
+    verdict: str
+    stands_out: bool
+    pays: bool
+
+    def sections(self) -> Iterable[Section]:
+        """A row for each policy, and the verdict."""
+        gains = ("over always verify", "95 % interval", "over best fixed", "95 % interval of it")
+        rows = [
+            (
+                r.policy,
+                r.utility,
+                r.planned,
+                *_gain(r.gain_over_always),
+                *_gain(r.gain_over_best_fixed),
+                percent(r.delivered_right),
+                r.verified,
+            )
+            for r in self.policies
+        ]
+        left = f"; {self.left_out} attempts are shorter than the horizon or lack a score of the verifier" if self.left_out else ""
+        yield Section.of(
+            "",
+            table(("policy", "utility", "planned", *gains, "delivered", "verified"), rows),
+            f"{self.verdict}\n{self.attempts} attempts at {self.instances} instances{left}",
+        )
+
+
+@app.verb(settings=ControlConfig, keeps="source")
 def replay(
     options: ControlConfig,
     source: Source,
@@ -398,8 +495,7 @@ def replay(
     verifier: Verifier = records.VERIFIER,
     max_false_accept: FalseAccept = None,
     seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+) -> ReplayReport:
     """What every policy would have got on stored attempts: the planners, every fixed rule, and stopping at once."""
     found = records.read_source(source, verifier)
     known = None if tables is None else records.read_tables(tables)
@@ -408,61 +504,49 @@ def replay(
     chosen = _bounded(of, options, max_false_accept)
     played = follow(found, chosen, known, seed=seed)
     rows = played.table(seed)
-    mine = next(row for row in rows if row["policy"] == played.bayes)
+    mine = next(row for row in rows if row.policy == played.bayes)
+    gain = mine.gain_over_best_fixed
     finding = report.gain_finding(mine, played.bayes, played.best_fixed, chosen, len(played.instances))
-    if why := conclude(source, report.REPLAYED, [] if finding is None else [finding]):
-        say(f"warning: {why}")
-    verdict = (
-        finding.why
-        if finding is not None
-        else f"no gain stands out: {played.bayes} - {played.best_fixed} is "
-        f"{' '.join(map(str, _gain(mine['gain_over_best_fixed'])))}"
+    lost = conclude(source, report.REPLAYED, [] if finding is None else [finding])
+    ends = "-" if gain.interval is None else "[{:+.2f}, {:+.2f}]".format(*gain.interval)
+    none = f"no gain stands out: {played.bayes} - {played.best_fixed} is {gain.value:+.2f} {ends}"
+    return ReplayReport(
+        attempts=len(played.instances),
+        instances=len(set(played.instances)),
+        left_out=played.left_out,
+        best_fixed=played.best_fixed,
+        policies=tuple(rows),
+        verdict=none if finding is None else finding.why,
+        stands_out=finding is not None,
+        pays=finding is not None and gain.value > 0,
+        caveats=(lost,) if lost else (),
     )
-    result = {
-        "attempts": len(played.instances),
-        "instances": len(set(played.instances)),
-        "left_out": played.left_out,
-        "best_fixed": played.best_fixed,
-        "policies": rows,
-        "verdict": verdict,
-        "stands_out": finding is not None,
-        "pays": finding is not None and mine["gain_over_best_fixed"]["value"] > 0,
-    }
-    emit(result, as_json, _replayed(played, rows, verdict))
 
 
-def _replayed(played: Replay, rows: Sequence[Mapping[str, Any]], verdict: str) -> str:
-    shown = [
-        [
-            r["policy"],
-            r["utility"],
-            r["planned"],
-            *_gain(r["gain_over_always"]),
-            *_gain(r["gain_over_best_fixed"]),
-            f"{r['delivered_right']:.1%}",
-            f"{r['verified']:.2f}",
+@dataclass(frozen=True)
+class Beliefs(Result):
+    """How likely each candidate is right, and how well beliefs and critics order those whose truth is known (``prr``)."""
+
+    candidates: tuple[report.CandidateBelief, ...]
+    prr: Mapping[str, float | None]
+    out: str | None
+
+    def sections(self) -> Iterable[Section]:
+        """A row for each candidate, and the order."""
+        rows = [
+            (one.instance, one.place + 1, one.belief, report.action_text(one.action), one.right)
+            for one in self.candidates[:SHOWN]
         ]
-        for r in rows
-    ]
-    text = table(
-        [
-            "policy",
-            "utility",
-            "planned",
-            "over always verify",
-            "95 % interval",
-            "over best fixed",
-            "95 % interval",
-            "delivered",
-            "verified",
-        ],
-        shown,
-    )
-    left = f"; {played.left_out} attempts are shorter than the horizon or lack a score of the verifier" if played.left_out else ""
-    return f"{text}\n\n{verdict}\n{len(played.instances)} attempts at {len(set(played.instances))} instances{left}"
+        more = len(self.candidates) - SHOWN
+        yield Section.of(
+            "",
+            table(("instance", "candidate", "belief", "next", "right"), rows),
+            f"... and {more} more" if more > 0 else "",
+            table(("confidence", "PRR up to 50 %"), self.prr.items()),
+        )
 
 
-@app.verb(settings=ControlConfig)
+@app.verb(settings=ControlConfig, keeps="source")
 def score(
     options: ControlConfig,
     source: Source,
@@ -470,8 +554,7 @@ def score(
     verifier: Verifier = records.VERIFIER,
     out: Annotated[Path | None, option("--out", metavar="FILE.md", help="Also write a comment for a pull request.")] = None,
     seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+) -> Beliefs:
     """How likely each candidate is right, by all that its critics said; kept in the run as scores of `verify-or-ship`."""
     if tables is None:
         found = records.read_source(source, verifier)
@@ -479,50 +562,23 @@ def score(
     else:
         parts = [(records.read_tables(tables), _with_or_without(source, verifier))]
     _known_costs(options, parts[0][0])
-    rows, kept = list[dict[str, Any]](), []
-    truths: list[tuple[float, bool, dict[str, Any]]] = []
+    rows: list[report.CandidateBelief] = []
     for known, held in parts:
         decide = planned(known, options)
         for one, index, state in beliefs(held, known):
             candidate = one.candidates[index]
             belief, step = state.belief, min(index, options.horizon - 1)
             state = replace(state, step=step, history=state.history if step else FIRST)
-            rows.append(
-                {
-                    "instance": one.instance,
-                    "place": index,
-                    "node": candidate.node,
-                    "belief": belief,
-                    "checks": {n: v for n, v in candidate.checks.items() if n in known.names},
-                    "action": decide(state),
-                    "right": candidate.right,
-                }
-            )
-            kept.append((candidate.node, belief))
-            if candidate.right is not None:
-                truths.append((belief, candidate.right, dict(candidate.checks)))
+            checks = {name: value for name, value in candidate.checks.items() if name in known.names}
+            right = candidate.right
+            rows.append(report.CandidateBelief(one.instance, index, candidate.node, belief, checks, decide(state), right))
     folder = run_folder(source)
     if folder is not None:
         with Run.open(folder, write=True) as run, run.transaction():
-            records.keep_beliefs(run, kept, parts[0][0])
-    ranking = _ranking(truths, parts[0][0])
+            records.keep_beliefs(run, ((row.node, row.belief) for row in rows), parts[0][0])
     if out is not None:
         write_whole(out, report.comment(rows, options))
-    shown = [
-        [
-            r["instance"],
-            r["place"] + 1,
-            r["belief"],
-            report.action_text(str(r["action"])),
-            "-" if r["right"] is None else "yes" if r["right"] else "no",
-        ]
-        for r in rows[:40]
-    ]
-    text = table(["instance", "candidate", "belief", "next", "right"], shown)
-    text += f"\n... and {len(rows) - 40} more" if len(rows) > 40 else ""
-    if ranking:
-        text += "\n\n" + table(["confidence", "PRR up to 50 %"], [[name, value] for name, value in ranking.items()])
-    emit({"candidates": rows, "prr": ranking, "out": None if out is None else str(out)}, as_json, text)
+    return Beliefs(tuple(rows), _ranking(rows, parts[0][0]), None if out is None else str(out))
 
 
 def _with_or_without(source: Path, verifier: str) -> list[CandidateAttempt]:
@@ -533,28 +589,61 @@ def _with_or_without(source: Path, verifier: str) -> list[CandidateAttempt]:
         return records.unverified(run)
 
 
-def _ranking(truths: Sequence[tuple[float, bool, Mapping[str, Any]]], tables: Tables) -> dict[str, float | None]:
+def _ranking(rows: Sequence[report.CandidateBelief], tables: Tables) -> dict[str, float | None]:
     """PRR of the belief, of each critic and of the share of critics passed, where the truth is known."""
-    if not truths or len({right for _, right, _ in truths}) < 2:
+    known = [row for row in rows if row.right is not None]
+    right = [bool(row.right) for row in known]
+    if len(set(right)) < 2:
         return {}
-    right = [one[1] for one in truths]
-    found = {"belief": prr([one[0] for one in truths], right)}
+    found = {"belief": prr([row.belief for row in known], right)}
     checks = [
-        {name: float(value) for name, value in one[2].items() if value is not None and name in tables.names} for one in truths
+        {name: float(value) for name, value in row.checks.items() if value is not None and name in tables.names} for row in known
     ]
     found["share of critics passed"] = prr([sum(one.values()) / max(len(one), 1) for one in checks], right)
     return found | {name: prr([one.get(name, 0.5) for one in checks], right) for name in tables.names}
 
 
-@app.verb(settings=ControlConfig)
+class Followed(NamedTuple):
+    """One attempt under the controller as far as its record reaches, beside what was recorded."""
+
+    instance: str
+    actions: tuple[str, ...]
+    cost: float
+    recorded_cost: float
+    end: str
+    recorded_right: bool | None
+
+
+@dataclass(frozen=True)
+class ShadowReport(Result):
+    """What the controller would have decided in recorded attempts, paid and delivered (:func:`shadow`)."""
+
+    n: int
+    saved: float
+    cost: float
+    recorded_cost: float
+    delivered_right: int
+    ended_right: int
+    past_the_record: int
+    says: str
+    attempts: tuple[Followed, ...]
+
+    def sections(self) -> Iterable[Section]:
+        """A row for each attempt, and what it comes to."""
+        head = ("instance", "would have done", "cost", "as recorded", "end")
+        rows = [(r.instance, " > ".join(r.actions), r.cost, r.recorded_cost, r.end) for r in self.attempts[:SHOWN]]
+        more = len(self.attempts) - SHOWN
+        yield Section.of("", table(head, rows), f"... and {more} more" if more > 0 else "", self.says)
+
+
+@app.verb(settings=ControlConfig, keeps="source")
 def shadow(
     options: ControlConfig,
     source: Source,
     tables: TablesOption = None,
     verifier: Verifier = records.VERIFIER,
     seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+) -> ShadowReport:
     """What the controller would have decided in recorded attempts, and saved;
     decisions are kept in the run, nothing is changed."""
     found = records.read_source(source, verifier)
@@ -572,36 +661,32 @@ def shadow(
             rows.append(row)
             marks += own
     saved = _saved(rows)
+    evidence = codec.to_json(saved)
+    evidence = {name: value for name, value in evidence.items() if name not in ("attempts", "caveats")}
     finding = Finding(
         "shadow",
         report.SHADOW,
-        saved["says"],
-        value=saved["saved"],
+        saved.says,
+        value=saved.saved,
         unit="utility",
         action="`replay` compares it with fixed rules",
-        evidence=saved,
+        evidence=evidence,
         identity=options.to_json(),
     )
-    if why := conclude(source, report.SHADOW, [finding], marks):
-        say(f"warning: {why}")
-    shown = [[r["instance"], " > ".join(map(str, r["actions"])), r["cost"], r["recorded_cost"], r["end"]] for r in rows[:40]]
-    text = table(["instance", "would have done", "cost", "as recorded", "end"], shown)
-    text += f"\n... and {len(rows) - 40} more" if len(rows) > 40 else ""
-    emit(saved | {"attempts": rows}, as_json, f"{text}\n\n{saved['says']}")
+    lost = conclude(source, report.SHADOW, [finding], marks)
+    return replace(saved, caveats=(lost,)) if lost else saved
 
 
-def _followed(
-    one: CandidateAttempt, tables: Tables, config: ControlConfig, decide: Any
-) -> tuple[dict[str, Any], list[Annotation]]:
+def _followed(one: CandidateAttempt, tables: Tables, config: ControlConfig, decide: Policy) -> tuple[Followed, list[Annotation]]:
     """One attempt under the controller as far as its record reaches, and the decisions as annotations of its nodes."""
     tracker, at, cost, end = Tracker(tables, config.planner == "greedy"), 0, 0.0, ""
     actions: list[str] = []
-    decisions: dict[str, list[dict[str, Any]]] = {}
+    decisions: dict[str, list[Decision]] = {}
     while not end:
         candidate = one.candidates[at]
         action = decide(tracker.state)
         actions.append(action)
-        decisions.setdefault(candidate.node, []).append({"action": action, "belief": tracker.state.belief})
+        decisions.setdefault(candidate.node, []).append(Decision(action, tracker.state.belief))
         if action == STOP:
             end = "stopped"
         elif action == SHIP:
@@ -627,35 +712,18 @@ def _followed(
         paid += config.c_ver * (candidate.right is not None) + sum(
             config.cost(name) for name in candidate.checks if name in tables.names
         )
-    solved = one.candidates[-1].right
-    row = {
-        "instance": one.instance,
-        "actions": actions,
-        "cost": cost,
-        "recorded_cost": paid,
-        "end": end,
-        "recorded_right": solved,
-    }
-    marks = [Annotation(node, 0, "decisions", report.SHADOW, values) for node, values in decisions.items() if node]
+    row = Followed(one.instance, tuple(actions), cost, paid, end, one.candidates[-1].right)
+    marks = [Annotation(node, 0, "decisions", report.SHADOW, codec.to_json(values)) for node, values in decisions.items() if node]
     return row, marks
 
 
-def _saved(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    cost, paid = (sum(float(row[name]) for row in rows) / len(rows) for name in ("cost", "recorded_cost"))
-    right = sum(row["end"] in ("delivered", "shipped right") for row in rows)
-    solved, past = sum(bool(row["recorded_right"]) for row in rows), sum(row["end"] == "past the record" for row in rows)
+def _saved(rows: Sequence[Followed]) -> ShadowReport:
+    cost, paid = sum(row.cost for row in rows) / len(rows), sum(row.recorded_cost for row in rows) / len(rows)
+    right = sum(row.end in ("delivered", "shipped right") for row in rows)
+    solved, past = sum(bool(row.recorded_right) for row in rows), sum(row.end == "past the record" for row in rows)
     says = (
         f"it would have paid {cost:.1f} an attempt where {paid:.1f} was paid, and delivered {right} right candidates of "
         f"{len(rows)} attempts; {solved} attempts ended with a right one"
     )
     says += f"; in {past} it would have gone on past the record" if past else ""
-    return {
-        "n": len(rows),
-        "saved": paid - cost,
-        "cost": cost,
-        "recorded_cost": paid,
-        "delivered_right": right,
-        "ended_right": solved,
-        "past_the_record": past,
-        "says": says,
-    }
+    return ShadowReport(len(rows), paid - cost, cost, paid, right, solved, past, says, tuple(rows))
