@@ -42,21 +42,18 @@ def main(anchor=None, incumbent=None, challenger=None, folder=None, slot=None):
         anchor, incumbent, challenger, folder, slot = made_up(Path("made-up"))
     items, rule = read_anchor(Path(anchor)), PromotionConfig()
     old, new = find_judge(incumbent), find_judge(challenger)
-    found = asyncio.run(check(items, [new], old, rule)).to_json()
-    for one in (found["incumbent"], found["challengers"][0]):
-        print(
-            f"{one['judge']}: right on {one['accuracy']['k']} of {one['accuracy']['n']}, {one['missing']} missing, length "
-            f"{one['length']}"
-        )
-    print(f"may it take over? {found['promote']}: {found['why']}")
+    found = asyncio.run(check(items, [new], old, rule))
+    for one in (found.incumbent, found.challengers[0]):
+        print(f"{one.judge}: right on {one.accuracy}, {one.missing} missing, longer accepted {one.length and one.length.value}")
+    print(f"may it take over? {found.promote}: {found.why}")
     if folder is None:
         return
     with Run.open(folder, write=True) as run:
         told = asyncio.run(promote(run, slot, {challenger: new}, items, old, rule))
-        print(f"promoted: {told['promoted']}; scores that stopped counting: {told['stake']['erased']}")
-        if told["promoted"]:
-            print("scored anew:", asyncio.run(rescore(run, slot, new)))
-        print("counting now:", board(run)["slots"][slot]["counting"], "kept for the record:", board(run)["slots"][slot]["erased"])
+        print(f"promoted: {told.promoted}; scores that stopped counting: {told.stake.erased}")
+        if told.promoted:
+            print(asyncio.run(rescore(run, slot, new)))
+        print("counting now:", board(run).slots[slot].counting, "kept for the record:", board(run).slots[slot].erased)
 
 
 if __name__ == "__main__":

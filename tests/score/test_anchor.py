@@ -25,6 +25,7 @@ from ramify.score.anchor import (
     read_anchor,
 )
 from ramify.score.judge import Each, Item, Judgement, find_judge
+from ramify.stats.intervals import Proportion
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -98,14 +99,14 @@ def test_what_a_judge_does_not_answer_is_missing_and_never_no() -> None:
         "4": "RuntimeError: down",
     }
     record = quality(items, found)
-    assert (record["missing"], record["accuracy"]["k"], record["accuracy"]["n"]) == (3, 2, 2)
+    assert (record.missing, str(record.accuracy)) == (3, "2 of 2")
 
 
 def test_a_judge_that_samples_is_asked_several_times() -> None:
     found = asyncio.run(answers(Odd(), anchor("*", "short"), repeats=3))
     assert found.votes == ((True, False, True), (False, False, False))
     assert found.final == (True, False)
-    assert quality(anchor("*", "short"), found)["unsteady"] == 1
+    assert quality(anchor("*", "short"), found).unsteady == 1
     assert asyncio.run(answers(Odd(), anchor("*", "short"), repeats=2)).final[0] is None, "a tie is missing"
 
 
@@ -113,12 +114,14 @@ def test_pairs_are_shown_in_both_orders(tmp_path: Path) -> None:
     rows = [{"id": i, "artefacts": ["gold", "dross"] if i % 2 else ["dross", "gold"], "label": bool(i % 2)} for i in range(8)]
     pairs = read_anchor(write(tmp_path / "a", *rows))
     steady = asyncio.run(answers(find_judge("regex:First:\ngold"), pairs))
-    assert quality(pairs, steady)["accuracy"]["value"] == 1.0
-    assert quality(pairs, steady)["position"]["consistent"]["k"] == 8
+    sure = quality(pairs, steady)
+    assert sure.position
+    assert (str(sure.accuracy), str(sure.position.consistent)) == ("8 of 8", "8 of 8")
     first = asyncio.run(answers(find_judge("regex:."), pairs))  # always the first
     record = quality(pairs, first)
-    assert (record["missing"], record["position"]["first"], record["position"]["second"]) == (8, 8, 0)
-    assert record["position"]["p"] == pytest.approx(2**-7)
+    assert record.position
+    assert (record.missing, record.position.first, record.position.second) == (8, 8, 0)
+    assert record.position.p == pytest.approx(2**-7)
 
 
 def test_length_and_makers_are_told_apart_from_quality() -> None:
@@ -129,11 +132,15 @@ def test_length_and_makers_are_told_apart_from_quality() -> None:
     longer = asyncio.run(answers(find_judge("regex:x{30}"), items))
     found = length_bias(items, longer)
     assert found is not None
-    assert found["value"] == 1.0
-    assert found["p"] < 0.01
-    assert parity({"machine": {"k": 30, "n": 50}, "human": {"k": 20, "n": 50}})["ratio"] == pytest.approx(1.5)  # type: ignore[index]
-    assert parity({"machine": {"k": 30, "n": 50}}) is None
-    assert parity({"machine": {"k": 3, "n": 5}, "human": {"k": 0, "n": 5}})["ratio"] is None  # type: ignore[index]
+    assert found.value == 1.0
+    assert found.p < 0.01
+    machine, human = Proportion.of(30, 50), Proportion.of(20, 50)
+    favour, none = parity({"machine": machine, "human": human}), parity({"machine": machine, "human": Proportion.of(0, 5)})
+    assert favour
+    assert none
+    assert favour.ratio == pytest.approx(1.5)
+    assert parity({"machine": machine}) is None
+    assert none.ratio is None
 
 
 def test_the_paired_test_is_exact() -> None:
@@ -142,7 +149,7 @@ def test_the_paired_test_is_exact() -> None:
     assert one_sided(7, 3) == pytest.approx(0.171875)
     label = np.array([True] * 6 + [False] * 2)
     found = compare(label, np.array([0.0] * 5 + [1, 0, np.nan]), np.ones(8), 0.05)
-    assert (found["better"], found["worse"], found["n"], found["possible"]) == (5, 1, 7, 5)
+    assert (found.better, found.worse, found.n, found.possible) == (5, 1, 7, 5)
 
 
 def test_a_leak_is_found_up_to_case_and_spaces() -> None:

@@ -125,16 +125,14 @@ def assert_judge_agrees(
         raise UserError(f"at_least must lie in [0, 1] and confidence in (0, 1), not {at_least!r:.60} and {confidence!r:.60}")
     items = read_anchor(Path(anchor), truth)
     found = quality(items, wait_for(answers(find_judge(judge) if isinstance(judge, str) else judge, items)))
-    name, share = found["judge"], found["accuracy"] or {"k": 0, "n": 0}
-    if 20 * found["missing"] > len(items):
-        why = next(iter(found["failures"].values()), "")
-        raise AssertionError(f"'{name}' did not answer {found['missing']} of {len(items)} items of {anchor}: {why}")
-    low = clopper_pearson(share["k"], share["n"], 2 * confidence - 1)[0]
+    if 20 * found.missing > len(items) or found.accuracy is None:
+        why = next(iter(found.failures.values()), "")
+        raise AssertionError(f"'{found.judge}' did not answer {found.missing} of {len(items)} items of {anchor}: {why}")
+    low = clopper_pearson(found.accuracy.k, found.accuracy.n, 2 * confidence - 1)[0]
     if low < at_least:
         raise AssertionError(
-            f"'{name}' is right on {share['k']} of {share['n']} items of {anchor}: with {confidence:.0%} confidence that is at "
-            "least "
-            f"{low:.1%}, not {at_least:.1%}"
+            f"'{found.judge}' is right on {found.accuracy} items of {anchor}: with {confidence:.0%} confidence that is at "
+            f"least {low:.1%}, not {at_least:.1%}"
         )
 
 

@@ -22,7 +22,7 @@ from ramify.base.ledger import Ledger
 from ramify.base.seeds import generator
 from ramify.env.protocol import Task
 from ramify.score.judge import Item, Judge, judged
-from ramify.stats.intervals import difference_of_proportions, paired_proportions, proportion
+from ramify.stats.intervals import Interval, Proportion, difference_of_proportions, paired_proportions
 from ramify.stats.tests import fisher, sign_test
 from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
@@ -240,64 +240,114 @@ def _majority(votes: Sequence[bool | None]) -> bool | None:
     return None if yes == no else yes > no
 
 
-def quality(anchor: Anchor, found: Answers) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class LengthBias:
+    """Chance that of two items with the same label the accepted one is the longer: one half where length does not matter."""
+
+    value: float
+    p: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionBias:
+    """Of pairs shown in both orders: how many were answered alike, and how often the first or the second place won both times."""
+
+    consistent: Proportion | None
+    first: int
+    second: int
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """Acceptance of what machines made over that of what people made; its interval is Katz's (log ratio), p Fisher's."""
+
+    ratio: float | None
+    interval: Interval | None
+    difference: float
+    difference_interval: Interval
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeQuality:
+    """What a judge is worth on an anchor."""
+
+    judge: str
+    identity: str
+    items: int
+    missing: int
+    accuracy: Proportion | None
+    sensitivity: Proportion | None
+    """Of items labelled yes those that it accepts."""
+    specificity: Proportion | None
+    """Of items labelled no those that it refuses."""
+    balanced: float | None
+    """Mean of both; None without one of them."""
+    length: LengthBias | None
+    position: PositionBias | None
+    groups: Mapping[str, Proportion | None]
+    """Of each group what it accepts."""
+    parity: Parity | None
+    unsteady: int
+    """Items that it answered in two ways."""
+    failures: Mapping[str, str]
+    """Why the first few missing items have no answer, by id."""
+
+
+def quality(anchor: Anchor, found: Answers) -> JudgeQuality:
     """What a judge is worth on an anchor: accuracy, each class alone, what is missing,
     and its leaning to length, place and maker."""
     label = np.array([one.label for one in anchor.items])
     there = np.array([accepted is not None for accepted in found.final])
     accepted = np.array([bool(one) for one in found.final])
     right = accepted == label
-    classes = {
-        name: proportion(int(right[there & (label == side)].sum()), int((there & (label == side)).sum()))
-        for name, side in (("sensitivity", True), ("specificity", False))
-    }
-    both = [one["value"] for one in classes.values() if one]
-    record: dict[str, Any] = {
-        "judge": found.judge,
-        "identity": found.identity,
-        "items": len(anchor),
-        "missing": int((~there).sum()),
-        "accuracy": proportion(int(right[there].sum()), int(there.sum())),
-        **classes,
-        "balanced": float(np.mean(both)) if len(both) == 2 else None,
-        "length": length_bias(anchor, found),
-        "position": position_bias(found),
-        "groups": {},
-        "parity": None,
-    }
-    unsteady = sum(len({vote for vote in votes if vote is not None}) > 1 for votes in found.votes)
-    record["unsteady"] = unsteady
+    yes, no = (
+        Proportion.of(int(right[there & (label == side)].sum()), int((there & (label == side)).sum())) for side in (True, False)
+    )
+    groups = {}
     for group in sorted({one.group for one in anchor.items if one.group}):
         own = there & np.array([one.group == group for one in anchor.items])
-        record["groups"][group] = proportion(int(accepted[own].sum()), int(own.sum()))
-    record["parity"] = parity(record["groups"])
-    record["failures"] = dict(list(found.failures.items())[:5])
-    return record
+        groups[group] = Proportion.of(int(accepted[own].sum()), int(own.sum()))
+    return JudgeQuality(
+        judge=found.judge,
+        identity=found.identity,
+        items=len(anchor),
+        missing=int((~there).sum()),
+        accuracy=Proportion.of(int(right[there].sum()), int(there.sum())),
+        sensitivity=yes,
+        specificity=no,
+        balanced=float(np.mean([yes.value, no.value])) if yes and no else None,
+        length=length_bias(anchor, found),
+        position=position_bias(found),
+        groups=groups,
+        parity=parity(groups),
+        unsteady=sum(len({vote for vote in votes if vote is not None}) > 1 for votes in found.votes),
+        failures=dict(list(found.failures.items())[:5]),
+    )
 
 
-def parity(groups: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Acceptance of what machines made over that of what people made, with a 95 % interval (Katz,
-    log ratio), and Fisher's p; None where one is missing."""
+def parity(groups: Mapping[str, Proportion | None]) -> Parity | None:
+    """Acceptance of what machines made over that of what people made; None where one is missing."""
     machine, human = (groups.get(name) for name in GROUPS)
     if not machine or not human:
         return None
-    k1, n1, k2, n2 = machine["k"], machine["n"], human["k"], human["n"]
-    ratio = (k1 / n1) / (k2 / n2) if k2 else None
+    k1, n1, k2, n2 = machine.k, machine.n, human.k, human.n
     interval = None
     if k1 and k2:
-        half = 1.959964 * math.sqrt(1 / k1 - 1 / n1 + 1 / k2 - 1 / n2)
-        interval = [math.exp(math.log(k1 * n2 / (n1 * k2)) + side * half) for side in (-1, 1)]
-    difference = list(difference_of_proportions(k1, n1, k2, n2))
-    return {
-        "ratio": ratio,
-        "interval": interval,
-        "difference": k1 / n1 - k2 / n2,
-        "difference_interval": difference,
-        "p": fisher(k1, n1, k2, n2),
-    }
+        middle, half = math.log(k1 * n2 / (n1 * k2)), 1.959964 * math.sqrt(1 / k1 - 1 / n1 + 1 / k2 - 1 / n2)
+        interval = math.exp(middle - half), math.exp(middle + half)
+    return Parity(
+        ratio=(k1 / n1) / (k2 / n2) if k2 else None,
+        interval=interval,
+        difference=k1 / n1 - k2 / n2,
+        difference_interval=difference_of_proportions(k1, n1, k2, n2),
+        p=fisher(k1, n1, k2, n2),
+    )
 
 
-def length_bias(anchor: Anchor, found: Answers) -> dict[str, Any] | None:
+def length_bias(anchor: Anchor, found: Answers) -> LengthBias | None:
     """Chance that of two items with the same label the accepted one is the longer (one half:
     length does not matter), and its p-value.
 
@@ -328,10 +378,10 @@ def length_bias(anchor: Anchor, found: Answers) -> dict[str, Any] | None:
     if not pairs:
         return None
     off, others = abs(won / pairs - 0.5), np.abs(sampled / pairs - 0.5)
-    return {"value": won / pairs, "p": float((1 + (others >= off - 1e-12).sum()) / (1 + SHUFFLES)), "n": len(rows)}
+    return LengthBias(won / pairs, float((1 + (others >= off - 1e-12).sum()) / (1 + SHUFFLES)), len(rows))
 
 
-def position_bias(found: Answers) -> dict[str, Any] | None:
+def position_bias(found: Answers) -> PositionBias | None:
     """Of pairs that were shown in both orders: the share answered alike,
     and whether the first or the second place is preferred; None without pairs."""
     both = [(a, b) for a, b in zip(found.order, found.swapped, strict=True) if a is not None and b is not None]
@@ -339,12 +389,7 @@ def position_bias(found: Answers) -> dict[str, Any] | None:
         return None
     first = sum(a and not b for a, b in both)
     second = sum(b and not a for a, b in both)
-    return {
-        "consistent": proportion(len(both) - first - second, len(both)),
-        "first": first,
-        "second": second,
-        "p": sign_test(first, first + second),
-    }
+    return PositionBias(Proportion.of(len(both) - first - second, len(both)), first, second, sign_test(first, first + second))
 
 
 def needed(level: float) -> int:
@@ -353,30 +398,48 @@ def needed(level: float) -> int:
     return max(1, math.ceil(-math.log2(level) - 1e-12))
 
 
-def compare(label: np.ndarray, incumbent: np.ndarray, challenger: np.ndarray, level: float) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedComparison:
+    """A challenger and the incumbent on the ``n`` items that both answered."""
+
+    n: int
+    better: int
+    """Items that the challenger alone has right."""
+    worse: int
+    """Items that the incumbent alone has right."""
+    difference: float | None
+    interval: Interval | None
+    balanced: float | None
+    """Difference of balanced accuracies: one that gains by answering what most items are labelled does not gain here."""
+    p: float
+    level: float
+    needed: int
+    possible: int
+    """Items that the incumbent has wrong: where that is less than ``needed`` no challenger can pass."""
+
+
+def compare(label: np.ndarray, incumbent: np.ndarray, challenger: np.ndarray, level: float) -> PairedComparison:
     """Whether ``challenger`` is better than ``incumbent`` on the same items: exact one-sided McNemar's test at ``level``.
 
-    All (n,): labels of 0 and 1, and :attr:`Answers.values`; items that one of them did not answer are left out. ``possible`` is
-    how many items the incumbent has wrong: where that is less than ``needed`` no challenger can pass. ``balanced`` is the
-    difference of balanced accuracies: one that gains by answering what most items are labelled does not gain here.
+    All (n,): labels of 0 and 1, and :attr:`Answers.values`; items that one of them did not answer are left out.
     """
     there = np.isfinite(incumbent) & np.isfinite(challenger)
     truth = label[there].astype(bool)
     old, new = incumbent[there].astype(bool) == truth, challenger[there].astype(bool) == truth
     better, worse = int((new & ~old).sum()), int((old & ~new).sum())
     sides = [float(new[truth == side].mean() - old[truth == side].mean()) for side in (True, False) if (truth == side).any()]
-    return {
-        "n": len(truth),
-        "better": better,
-        "worse": worse,
-        "difference": float(new.mean() - old.mean()) if len(truth) else None,
-        "interval": list(paired_proportions(new, old)) if len(truth) else None,
-        "balanced": float(np.mean(sides)) if len(sides) == 2 else None,
-        "p": one_sided(better, worse),
-        "level": level,
-        "needed": needed(level),
-        "possible": int((~old).sum()),
-    }
+    return PairedComparison(
+        n=len(truth),
+        better=better,
+        worse=worse,
+        difference=float(new.mean() - old.mean()) if len(truth) else None,
+        interval=paired_proportions(new, old) if len(truth) else None,
+        balanced=float(np.mean(sides)) if len(sides) == 2 else None,
+        p=one_sided(better, worse),
+        level=level,
+        needed=needed(level),
+        possible=int((~old).sum()),
+    )
 
 
 def one_sided(better: int, worse: int) -> float:

@@ -188,10 +188,10 @@ def test_what_is_missing_is_neither_right_nor_wrong() -> None:
     silent = says(range(40))
     silent[:1] = np.nan
     found = decide(LABEL, says(range(24)), silent[None], PromotionConfig())
-    assert (found.winner, found.rows[0]["n"], found.rows[0]["missing"]) == (0, 39, 1)
+    assert (found.winner, found.rows[0].n, found.rows[0].missing) == (0, 39, 1)
     silent[:3] = np.nan
     found = decide(LABEL, says(range(24)), silent[None], PromotionConfig())
-    assert (found.winner, found.rows[0]["eligible"]) == (None, False)
+    assert (found.winner, found.rows[0].eligible) == (None, False)
     assert "answered enough" in found.why
 
 
@@ -199,7 +199,7 @@ def test_the_majority_class_does_not_take_over() -> None:
     label = np.arange(100) < 90
     incumbent = np.where(np.arange(100) % 4 == 0, ~label, label).astype(float)  # 75 right, in both classes alike
     found = decide(label, incumbent, np.ones((1, 100)), PromotionConfig())
-    assert (found.winner, found.rows[0]["difference"]) == (None, pytest.approx(0.15))
+    assert (found.winner, found.rows[0].difference) == (None, pytest.approx(0.15))
     assert "balanced accuracy falls" in found.why
     assert decide(label, incumbent, np.ones((1, 100)), PromotionConfig(rule="accuracy")).winner == 0
 

@@ -94,7 +94,7 @@ def test_a_look_at_the_anchor_counts_and_a_dry_run_changes_no_judge(
         assert len(opened.scores(counting=False)) == 10
         assert [one.unit for one in opened.findings(maker="judge-evolution promote")] == ["scores erased"] * 2
     assert run("rescore", scored, "reviewer", "--dry-run", "--json") == 0
-    assert said(capsys)["scores"] == 10
+    assert said(capsys)["cost_estimate"]["scores"] == 10
     assert run("rescore", scored, "reviewer", "--limit", 4, "--json") == 0
     assert (said(capsys)["scored"], run("rescore", scored, "reviewer", "--json"), said(capsys)["scored"]) == (4, 0, 6)
     with Run.open(scored) as opened:

@@ -6,7 +6,7 @@ Sections are those of the method's description. Axis legend: N nodes of the arch
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,8 @@ from pydantic import Field
 
 from ramify.base.config import Config
 from ramify.base.seeds import generator
-from ramify.score.anchor import compare
+from ramify.render.numbers import p_value
+from ramify.score.anchor import PairedComparison, compare
 from ramify.trace.db import counts
 
 EPSILON = 0.05
@@ -43,6 +44,19 @@ class PromotionConfig(Config):
     """Share delta among all looks at an anchor, too: look q has delta / (q (q + 1))."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChallengerRow(PairedComparison):
+    """A challenger beside the incumbent, and what it is worth by itself."""
+
+    missing: int
+    right: int
+    belief: float
+    """:func:`best_belief` that it is right."""
+    accuracy: float
+    eligible: bool
+    """Whether it answered enough of the anchor."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a look at the anchor came to."""
@@ -51,8 +65,8 @@ class Decision:
     """Which challenger takes over; None: the incumbent stays."""
     why: str
     """One sentence."""
-    rows: tuple[dict[str, Any], ...]
-    """Of each challenger: accuracy, best belief, :func:`ramify.score.anchor.compare`, whether it was eligible."""
+    rows: tuple[ChallengerRow, ...]
+    """Of each challenger."""
 
 
 def level_of(config: PromotionConfig, challengers: int, look: int = 1) -> float:
@@ -74,15 +88,8 @@ def decide(
     Ties keep the incumbent. ``half`` (n,) is the half that the rule ``confirm`` chooses on (default: every other item).
     """
     level = level_of(config, len(challengers), look)
-    rows = []
-    for answers in challengers:
-        row = compare(label, incumbent, answers, level)
-        missing = int(np.isnan(answers).sum())
-        s = int(((answers > 0.5) == label)[np.isfinite(answers)].sum())
-        row |= {"missing": missing, "right": s, "belief": float(best_belief(s, len(label) - missing - s))}
-        row["eligible"] = bool(len(label)) and missing <= MOST_MISSING * len(label)
-        rows.append(row)
-    able = [i for i, row in enumerate(rows) if row["eligible"]]
+    rows = [_row(label, incumbent, answers, level) for answers in challengers]
+    able = [i for i, row in enumerate(rows) if row.eligible]
     if not able:
         return Decision(None, "no challenger answered enough of the anchor" if rows else "there is no challenger", tuple(rows))
     if config.rule in ("mcnemar", "confirm"):
@@ -90,50 +97,59 @@ def decide(
     there = np.isfinite(incumbent)
     own = int(((incumbent > 0.5) == label)[there].sum())
     if config.rule == "best_belief":
-        mine, name = float(best_belief(own, int(there.sum()) - own)), "belief"
+        mine, name, worth = float(best_belief(own, int(there.sum()) - own)), "best belief", [row.belief for row in rows]
     else:
-        mine, name = own / max(1, int(there.sum())), "accuracy"
-        for row in rows:
-            row["accuracy"] = row["right"] / max(1, len(label) - row["missing"])
-    best = max(able, key=lambda i: rows[i][name])
-    won = rows[best][name] > mine
-    why = f"its {name.replace('belief', 'best belief')} is {rows[best][name]:.4g}, the incumbent's {mine:.4g}"
-    return Decision(best if won else None, why, tuple(rows))
+        mine, name, worth = own / max(1, int(there.sum())), "accuracy", [row.accuracy for row in rows]
+    best = max(able, key=lambda i: worth[i])
+    why = f"its {name} is {worth[best]:.4g}, the incumbent's {mine:.4g}"
+    return Decision(best if worth[best] > mine else None, why, tuple(rows))
+
+
+def _row(label: np.ndarray, incumbent: np.ndarray, answers: np.ndarray, level: float) -> ChallengerRow:
+    missing = int(np.isnan(answers).sum())
+    right = int(((answers > 0.5) == label)[np.isfinite(answers)].sum())
+    answered = len(label) - missing
+    return ChallengerRow(
+        **asdict(compare(label, incumbent, answers, level)),
+        missing=missing,
+        right=right,
+        belief=float(best_belief(right, answered - right)),
+        accuracy=right / max(1, answered),
+        eligible=bool(len(label)) and missing <= MOST_MISSING * len(label),
+    )
 
 
 def _tested(
-    label: np.ndarray, incumbent: np.ndarray, challengers: np.ndarray, config: PromotionConfig, rows: list[dict[str, Any]],
+    label: np.ndarray, incumbent: np.ndarray, challengers: np.ndarray, config: PromotionConfig, rows: list[ChallengerRow],
     able: list[int], half: np.ndarray | None, level: float,
 ) -> Decision:  # fmt: skip
     if config.rule == "confirm":
         chosen_on = np.arange(len(label)) % 2 == 0 if half is None else half
         gains = {
-            i: compare(label[chosen_on], incumbent[chosen_on], challengers[i][chosen_on], level)["difference"] or 0.0
-            for i in able
+            i: compare(label[chosen_on], incumbent[chosen_on], challengers[i][chosen_on], level).difference or 0.0 for i in able
         }
         best = max(able, key=lambda i: gains[i])
-        rows[best] |= compare(label[~chosen_on], incumbent[~chosen_on], challengers[best][~chosen_on], level)
+        confirmed = compare(label[~chosen_on], incumbent[~chosen_on], challengers[best][~chosen_on], level)
+        rows[best] = replace(rows[best], **asdict(confirmed))
     else:
-        best = min(able, key=lambda i: (rows[i]["p"], -(rows[i]["difference"] or 0.0)))
+        best = min(able, key=lambda i: (rows[i].p, -(rows[i].difference or 0.0)))
     row = rows[best]
-    if row["possible"] < row["needed"]:
+    if row.possible < row.needed:
         why = (
-            f"the anchor is too small to tell: the incumbent errs on {row['possible']} of {row['n']} items, and the test needs "
-            f"{row['needed']} that the "
-            "challenger alone has right"
+            f"the anchor is too small to tell: the incumbent errs on {row.possible} of {row.n} items, and the test needs "
+            f"{row.needed} that the challenger alone has right"
         )
         return Decision(None, why, tuple(rows))
     numbers = (
-        f"right where the other is wrong on {row['better']} items, wrong where it is right on {row['worse']}, p = "
-        f"{row['p']:.2g} at a level of {level:.2g}"
+        f"right where the other is wrong on {row.better} items, wrong where it is right on {row.worse}, p = "
+        f"{p_value(row.p)} at a level of {p_value(row.level)}"
     )
-    if row["p"] > level:
+    if row.p > level:
         return Decision(None, f"it is not shown to be better: {numbers}", tuple(rows))
-    if row["balanced"] is not None and row["balanced"] < 0:
+    if row.balanced is not None and row.balanced < 0:
         return Decision(
             None,
-            f"it gains by answering what most items are labelled: {numbers}, and balanced accuracy falls by "
-            f"{-row['balanced']:.3f}",
+            f"it gains by answering what most items are labelled: {numbers}, and balanced accuracy falls by {-row.balanced:.3f}",
             tuple(rows),
         )
     return Decision(best, f"it is better: {numbers}", tuple(rows))

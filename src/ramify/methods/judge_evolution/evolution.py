@@ -7,13 +7,16 @@ that was killed, and ends where the undisturbed one would have. Programs of work
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
+from ramify.base import codec
 from ramify.base.config import Config, load
 from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.ids import canonical_json, json_hash, stable_hash
@@ -32,33 +35,204 @@ from ramify.methods.judge_evolution.algorithm import (
     decide,
     gate_open,
 )
-from ramify.methods.judge_evolution.ledger import LOOK, QUESTION, judges_itself
+from ramify.methods.judge_evolution.ledger import LOOK, QUESTION, AnchorLook, judges_itself
 from ramify.methods.judge_evolution.meta import Editor, find_editor, provenance_of
 from ramify.methods.judge_evolution.workspace import (
     Files,
     Program,
+    RoleTask,
     WorkspaceJudge,
     changed,
     check_files,
     judge_identity,
     packed,
-    read_rows,
+    read_tasks,
     read_workspace,
     unpacked,
 )  # fmt: skip
+from ramify.render.result import Result, Section, table
 from ramify.sandbox.find import find_sandbox
-from ramify.score.anchor import Anchor, Labelled, answers, leaks, quality, read_anchor
+from ramify.score.anchor import Anchor, JudgeQuality, Labelled, answers, leaks, quality, read_anchor
 from ramify.score.judge import Item, Judge, find_judge, judged, truth
-from ramify.trace.db import Run
+from ramify.stats.intervals import Proportion
+from ramify.trace.db import Record, Run, counts
 from ramify.trace.foreign import root
-from ramify.trace.node import Finding, Score, make_node
+from ramify.trace.node import Finding, Node, Score, make_node
 
 KIND = "judge-evolution evolve"
 TREE = "archive"
 GROWN, OUTCOME, CHECKPOINT = "workspace", "outcome", "checkpoint"
 """What the journal calls a try to grow the archive, one outcome, and one look at all slots."""
+REPLACED = "judge replaced"
+"""The finding that a judge took over."""
 FRUITLESS = 12
 """Proposals in a row that may fail before a search without anything left to measure ends."""
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """How a new workspace did at one training task, as its editor is told."""
+
+    role: str
+    task: str
+    made: str
+    success: bool | None
+
+
+@dataclass(frozen=True)
+class GrownWorkspace:
+    """A try to grow the archive: its node, or why there is none."""
+
+    node: str | None
+    parent: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class WorkspaceOutcome:
+    """One outcome: a workspace's artefact of a task, scored by ``judges`` (slot -> judge). ``success`` is None where they gave no
+    answer."""
+
+    workspace: int
+    role: str
+    task: str
+    success: bool | None
+    judges: Mapping[str, str]
+    node: str
+
+
+@dataclass(frozen=True)
+class ShortQuality:
+    """What a judge was worth on the anchor of a checkpoint."""
+
+    accuracy: Proportion | None
+    sensitivity: Proportion | None
+    specificity: Proportion | None
+    missing: int
+
+    @classmethod
+    def of(cls, one: JudgeQuality) -> ShortQuality:
+        """Of its quality."""
+        return cls(one.accuracy, one.sensitivity, one.specificity, one.missing)
+
+
+@dataclass(frozen=True)
+class SlotDecision:
+    """What a checkpoint came to for one slot: the judge that takes over, and of which workspace it is; or that none does."""
+
+    why: str
+    challengers: tuple[str, ...] = ()
+    judge: str | None = None
+    workspace: int | None = None
+    look: int | None = None
+    pool: int = 0
+    """Items that the adversarial pool added to the anchor."""
+    incumbent: ShortQuality | None = None
+    winner: ShortQuality | None = None
+
+
+@dataclass(frozen=True)
+class SlotDecisions:
+    """A checkpoint: what was decided of every slot."""
+
+    slots: Mapping[str, SlotDecision]
+
+    def replaced(self) -> Iterator[tuple[str, int, str, str]]:
+        """(slot, workspace, judge, why) of those whose judge is replaced."""
+        for slot, one in self.slots.items():
+            if one.judge is not None and one.workspace is not None:
+                yield slot, one.workspace, one.judge, one.why
+
+
+@dataclass(frozen=True)
+class WorkspaceRates:
+    """Outcomes of a workspace that count, and the share of successes of it and all its descendants."""
+
+    successes: int
+    n: int
+    productivity: float | None
+
+
+@dataclass(frozen=True)
+class BestWorkspace:
+    """The best workspace, of all roles or of one."""
+
+    workspace: int
+    node: str
+    found_by: str
+    successes: int
+    n: int
+    productivity: float | None
+
+
+@dataclass(frozen=True)
+class ReplacedJudge:
+    """A judge that took over a slot during a search."""
+
+    outcomes: int
+    slot: str
+    workspace: int
+    judge: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"after {self.outcomes} outcomes the judge of '{self.slot}' became that of workspace {self.workspace}: {self.why}"
+
+
+@dataclass(frozen=True)
+class EvolvedWorkspaces(Result):
+    """What a search came to: the best workspaces, what was replaced, and how much counts."""
+
+    outcomes: int
+    counting: int
+    erased: int
+    missing: int
+    workspaces: int
+    dropped: int
+    """Proposals that could not be used."""
+    generalist: BestWorkspace
+    specialists: Mapping[str, BestWorkspace]
+    """By role."""
+    seed: WorkspaceRates
+    looks: int
+    replaced: tuple[ReplacedJudge, ...]
+    incumbents: Mapping[str, str]
+    spent: Mapping[str, Mapping[str, float]]
+
+    def sections(self) -> Iterable[Section]:
+        """Endpoints, sums, replaced judges."""
+        rows = [
+            (name, one.workspace, f"{one.successes} of {one.n}", one.found_by)
+            for name, one in {"generalist": self.generalist, **self.specialists}.items()
+        ]
+        yield Section.of(
+            "",
+            table(("endpoint", "workspace", "successes that count", "found by"), rows),
+            f"{self.outcomes} outcomes, {self.counting} count, {self.erased} erased, {self.missing} missing; {self.workspaces} "
+            f"workspaces, {self.dropped} proposals dropped; {self.looks} looks at anchors",
+            "\n".join(map(str, self.replaced)),
+        )
+
+    def findings(self, run: Run, nodes: Sequence[str]) -> list[Finding]:
+        """The endpoints and every replacement, for the run; ``nodes`` are those of the workspaces."""
+        do = f"ramify judge-evolution export {run.folder} --out DIR writes every workspace as a git commit"
+        ends = {"generalist": self.generalist, **{f"specialist, {role}": one for role, one in self.specialists.items()}}
+        found = [
+            Finding(
+                name,
+                KIND,
+                f"workspace {one.workspace}: {one.successes} of {one.n} outcomes that count succeeded",
+                one.node,
+                0,
+                do,
+                one.successes / one.n if one.n else None,
+                "share",
+                codec.to_json(one),
+            )
+            for name, one in ends.items()
+        ]
+        replaced = [Finding(REPLACED, KIND, str(one), nodes[one.workspace], evidence=codec.to_json(one)) for one in self.replaced]
+        return found + replaced
 
 
 class RoleConfig(Config):
@@ -113,6 +287,16 @@ class EvolveConfig(SearchConfig):
     slots: dict[str, SlotConfig] = Field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class EndedProgram:
+    """How a program of a workspace ended, now or in the run."""
+
+    text: str
+    reason: str
+    code: int | None
+    error_text: str = ""
+
+
 class EvolutionCase:
     """A search with its files read: roles, tasks, slots, anchors."""
 
@@ -125,16 +309,15 @@ class EvolutionCase:
             raise UserError(f"{file} names no role: [roles.NAME] with command and tasks")
         self.workspace = read_workspace(self.folder / config.workspace)
         self.anchors = {name: read_anchor(self.folder / slot.anchor) for name, slot in config.slots.items()}
-        self.tasks: dict[str, dict[str, dict[str, Any]]] = {}
+        self.tasks: dict[str, dict[str, RoleTask]] = {}
         for name, role in config.roles.items():
             self._fits(file, name, role)
-            need = ("artefact", "label") if role.fills else ("input",)
-            self.tasks[name] = {str(row["id"]): dict(row) for row in read_rows(self.folder / role.tasks, need)}
+            self.tasks[name] = read_tasks(self.folder / role.tasks, bool(role.fills))
         for slot, own in config.slots.items():
             if not own.judge and not any(role.fills == slot for role in config.roles.values()):
                 raise UserError(f"{file}: slot '{slot}' has no first judge: name one with judge, or let a role fill it")
         self.validation = [
-            (r, t) for r, tasks in self.tasks.items() for t, row in tasks.items() if row.get("split", "validation") != "train"
+            (role, name) for role, tasks in self.tasks.items() for name, task in tasks.items() if task.split != "train"
         ]
         if not self.validation:
             raise UserError(f"{file}: no role has a validation task")
@@ -149,14 +332,14 @@ class EvolutionCase:
         if not role.command:
             raise UserError(f"{file}: role '{name}' has an empty command")
 
-    def train(self, role: str) -> list[dict[str, Any]]:
+    def train(self, role: str) -> list[RoleTask]:
         """Its training tasks, as many as a workspace plays."""
-        return [row for row in self.tasks[role].values() if row.get("split") == "train"][: self.config.train]
+        return [one for one in self.tasks[role].values() if one.split == "train"][: self.config.train]
 
     @property
     def parts(self) -> dict[str, str]:
         """What the settings name, as hashes."""
-        found = {"workspace": json_hash(dict(self.workspace)), "tasks": json_hash(self.tasks)}
+        found = {"workspace": json_hash(dict(self.workspace)), "tasks": json_hash(codec.to_json(self.tasks))}
         return found | {f"anchor of {name}": anchor.hash for name, anchor in self.anchors.items()}
 
 
@@ -171,14 +354,13 @@ class Evolution:
         self.archive, self.ledger = Archive(), Ledger()
         self.files: list[Files] = []
         self.nodes: list[str] = []
-        self.feedback: list[list[dict[str, Any]]] = []
+        self.feedback: list[tuple[TrainingTask, ...]] = []
         self.slot_judges: dict[str, Judge] = {}
         self.judges: dict[str, Judge] = {}
-        self.known = {(one.kind, one.key): one.payload for one in run.journal() if one.kind in (GROWN, OUTCOME, CHECKPOINT)}
         self.pool: dict[str, list[Labelled]] = {slot: [] for slot in self.config.slots}
         self.looks = checkpoints(self.config.first, RHO, self.config.budget)
-        self.past: list[Mapping[str, Any]] = []
-        """Outcomes so far, in order; ``known`` may hold later ones."""
+        self.past: list[WorkspaceOutcome] = []
+        """Outcomes so far, in order; the journal may hold later ones."""
         self.fixed = {
             name: find_judge(_placed(case.folder, role.judge), question=QUESTION)
             for name, role in self.config.roles.items()
@@ -190,7 +372,7 @@ class Evolution:
             if slot.truth
         }
 
-    async def go(self) -> dict[str, Any]:
+    async def go(self) -> EvolvedWorkspaces:
         """Every outcome up to the budget; returns :meth:`result`.
         Raises UserError where an anchor leaks, NeedsError without a sandbox."""
         await self._seed()
@@ -200,7 +382,7 @@ class Evolution:
                 break
             self.progress.at(n + 1, f"{len(self.archive)} workspaces")
         found = self.result()
-        self._conclude(found)
+        self.run.conclude(KIND, found.findings(self.run, self.nodes))
         return found
 
     async def step(self, n: int) -> bool:
@@ -223,24 +405,20 @@ class Evolution:
         self._no_leak({f"the file {path} of the workspace": text for path, text in self.case.workspace.items()})
         for slot in self.config.slots:
             self._appoint(slot, self._first(slot))
-        if (GROWN, "seed") not in self.known:
-            trained = await self._trained(self.case.workspace)
-            if isinstance(trained, str):
-                raise UserError(f"the seed workspace {self.case.folder / self.config.workspace} does not run: {trained}")
-            with self.run.transaction():
-                self.run.add_tree(
-                    TREE, {"id": TREE, "data": {"roles": list(self.config.roles), "slots": list(self.config.slots)}}
-                )
-                node = self._keep(None, self.case.workspace, trained, "the seed", -1)
-                self._note(GROWN, "seed", {"node": node, "parent": None})
-                for slot in self.config.slots:
-                    first = self.slot_judges[slot]
-                    self.run.replace_judge(
-                        slot,
-                        first.identity,
-                        {"spec": self.config.slots[slot].judge, "name": first.name, "outcomes": 0, "workspace": 0},
-                    )
-        self._take(self.known[GROWN, "seed"])
+        self.run.add_tree(TREE, {"id": TREE, "data": {"roles": list(self.config.roles), "slots": list(self.config.slots)}})
+        self._take(await self.run.once_awaited(GROWN, "seed", GrownWorkspace, self._planted, self._first_judges))
+
+    async def _planted(self) -> tuple[GrownWorkspace, list[Record]]:
+        trained = await self._trained(self.case.workspace)
+        if isinstance(trained, str):
+            raise UserError(f"the seed workspace {self.case.folder / self.config.workspace} does not run: {trained}")
+        node, records = self._node(None, self.case.workspace, trained, "the seed", -1)
+        return GrownWorkspace(node), records
+
+    def _first_judges(self, grown: GrownWorkspace) -> None:
+        for slot, first in self.slot_judges.items():
+            about = {"spec": self.config.slots[slot].judge, "name": first.name, "outcomes": 0, "workspace": 0}
+            self.run.replace_judge(slot, first.identity, about)
 
     def _first(self, slot: str) -> Judge:
         spec = self.config.slots[slot].judge
@@ -267,23 +445,21 @@ class Evolution:
                 )
 
     async def _grow(self, key: str, n: int) -> None:
-        if (GROWN, key) not in self.known:
-            parent = self.archive.thompson(self.config, key, "expand")
-            proposed = await self._proposed(key, parent)
-            with self.run.transaction():
-                if isinstance(proposed, str):
-                    self._note(GROWN, key, {"node": None, "parent": parent, "why": proposed[:300]})
-                else:
-                    files, trained = proposed
-                    node = self._keep(
-                        parent, files, trained, ", ".join(changed(self.files[parent], files)) or "nothing changed", n
-                    )
-                    self._note(GROWN, key, {"node": node, "parent": parent})
-        self._take(self.known[GROWN, key])
+        self._take(await self.run.once_awaited(GROWN, key, GrownWorkspace, partial(self._grown, key, n)))
 
-    async def _proposed(self, key: str, parent: int) -> tuple[Files, list[dict[str, Any]]] | str:
+    async def _grown(self, key: str, n: int) -> tuple[GrownWorkspace, list[Record]]:
+        parent = self.archive.thompson(self.config, key, "expand")
+        proposed = await self._proposed(key, parent)
+        if isinstance(proposed, str):
+            return GrownWorkspace(None, parent, proposed[:300]), []
+        files, trained = proposed
+        what = ", ".join(changed(self.files[parent], files)) or "nothing changed"
+        node, records = self._node(parent, files, trained, what, n)
+        return GrownWorkspace(node, parent), records
+
+    async def _proposed(self, key: str, parent: int) -> tuple[Files, list[TrainingTask]] | str:
         """A child's files and how its training tasks went, or why there is none."""
-        feedback = [one for node in reversed(self.archive.lineage(parent)) for one in self.feedback[node]]
+        feedback = [codec.to_json(one) for node in reversed(self.archive.lineage(parent)) for one in self.feedback[node]]
         before = self.files[parent]
         self._no_leak({f"what the editor {self.editor.name} is shown": self.editor.shown(before, feedback)})
         try:
@@ -303,28 +479,32 @@ class Evolution:
         trained = await self._trained(files)
         return trained if isinstance(trained, str) else (files, trained)
 
-    async def _trained(self, files: Files) -> list[dict[str, Any]] | str:
+    async def _trained(self, files: Files) -> list[TrainingTask] | str:
         """Transcripts of the training tasks; a sentence where a program of the workspace does not even run."""
-        found: list[dict[str, Any]] = []
+        found: list[TrainingTask] = []
         for name, role in self.config.roles.items():
-            rows = self.case.train(name)
-            for row in rows or list(self.case.tasks[name].values())[:1]:
-                outcome = await self._ran(files, name, row)
+            tasks = self.case.train(name)
+            for task in tasks or list(self.case.tasks[name].values())[:1]:
+                outcome = await self._ran(files, name, task)
                 if outcome.reason != "exit" or outcome.code not in ((0, 1) if role.fills else (0,)):
                     return (
-                        f"role '{name}' ended with {outcome.reason} {outcome.code} on task '{row['id']}': "
+                        f"role '{name}' ended with {outcome.reason} {outcome.code} on task '{task.id}': "
                         f"{outcome.error_text.strip()[-160:]}"
                     )
-                if rows:
-                    success, _, _ = await self._scored(name, row, outcome, "")
-                    found.append({"role": name, "task": row["id"], "made": outcome.text[:2000], "success": success})
+                if tasks:
+                    success, _, _ = await self._scored(name, task, outcome, "")
+                    found.append(TrainingTask(name, task.id, outcome.text[:2000], success))
         return found
 
-    async def _ran(self, files: Files, role: str, row: Mapping[str, Any]) -> Any:
-        given = row["artefact"] if self.config.roles[role].fills else row["input"]
-        return await Program(self.sandbox, files, self.config.roles[role].command, self.config.seconds).run(str(given))
+    async def _ran(self, files: Files, role: str, task: RoleTask) -> EndedProgram:
+        program = Program(self.sandbox, files, self.config.roles[role].command, self.config.seconds)
+        outcome = await program.run(task.given)
+        return EndedProgram(outcome.text, outcome.reason, outcome.code, outcome.error_text)
 
-    def _keep(self, parent: int | None, files: Files, trained: Sequence[Mapping[str, Any]], what: str, n: int) -> str:
+    def _node(
+        self, parent: int | None, files: Files, trained: Sequence[TrainingTask], what: str, n: int
+    ) -> tuple[str, list[Record]]:
+        """The node of a workspace, and what is to be stored of it."""
         blob = self.run.put_blob(packed(files))
         provenance = provenance_of(self.editor, self.config.seed)
         above = root(self.run, TREE) if parent is None else self.run.node(self.nodes[parent])
@@ -337,25 +517,20 @@ class Evolution:
             snapshot=f"blob:{blob}",
             index=-1 if parent is None else n,
             provenance=None if parent is None else provenance.hash,
-            data={"workspace": len(self.nodes), "files": blob, "train": [dict(one) for one in trained]},
+            data={"workspace": len(self.nodes), "files": blob, "train": codec.to_json(list(trained))},
         )
-        self.run.add(*([provenance] if parent is not None else []), node)
-        return node.id
+        return node.id, [*([provenance] if parent is not None else []), node]
 
-    def _take(self, record: Mapping[str, Any]) -> None:
+    def _take(self, grown: GrownWorkspace) -> None:
         """Take a workspace that the run holds into the archive."""
-        if record["node"] is None:
+        if grown.node is None:
             return
-        node = self.run.node(str(record["node"]))
-        if record["parent"] is not None:
-            self.archive.grow(int(record["parent"]))
+        node = self.run.node(grown.node)
+        if grown.parent is not None:
+            self.archive.grow(grown.parent)
         self.nodes.append(node.id)
         self.files.append(unpacked(self.run.get_blob(str(node.data["files"]))))
-        self.feedback.append([dict(one) for one in node.data["train"]])
-
-    def _note(self, kind: str, key: str, payload: Mapping[str, Any]) -> None:
-        self.run.log(kind, key, dict(payload))
-        self.known[kind, key] = dict(payload)
+        self.feedback.append(codec.from_json(tuple[TrainingTask, ...], node.data["train"], f"node {node.id}"))
 
     # -- outcomes
 
@@ -369,61 +544,49 @@ class Evolution:
     def _unanswered(self) -> set[tuple[int, str, str]]:
         """ResultCache that the present judges could not answer: missing, and not asked for again."""
         now = self.archive.incumbents
-        return {
-            (record["workspace"], record["role"], record["task"])
-            for record in self.past
-            if record["success"] is None and all(now.get(slot) == judge for slot, judge in record["judges"].items())
-        }
+        return {(one.workspace, one.role, one.task) for one in self.past if one.success is None and counts(one.judges, now)}
 
     async def _evaluate(self, n: int, left: Mapping[int, Sequence[tuple[str, str]]]) -> None:
-        if (OUTCOME, str(n)) not in self.known:
-            at = self.archive.thompson(self.config, n, "evaluate", nodes=sorted(left))
-            role, task = cell(self.archive, at, left[at], n, seed=self.config.seed)
-            artefact, outcome = await self._artefact(at, role, task)
-            success, judges, evidence = await self._scored(role, self.case.tasks[role][task], outcome, artefact.id)
-            with self.run.transaction():
-                self.run.add(artefact)
-                value = None if success is None else float(success)
-                self.run.add(Score(artefact.id, role, value, evidence=evidence, judges=judges))
-                self._note(
-                    OUTCOME,
-                    str(n),
-                    {"workspace": at, "role": role, "task": task, "success": success, "judges": judges, "node": artefact.id},
-                )
-        record = self.known[OUTCOME, str(n)]
-        self.past.append(record)
-        if record["success"] is not None:
-            self.archive.add(
-                UtilityRecord(record["workspace"], record["role"], record["task"], record["success"], record["judges"])
-            )
+        found = await self.run.once_awaited(OUTCOME, str(n), WorkspaceOutcome, partial(self._evaluated, n, left))
+        self.past.append(found)
+        if found.success is not None:
+            self.archive.add(UtilityRecord(found.workspace, found.role, found.task, found.success, found.judges))
 
-    async def _artefact(self, at: int, role: str, task: str) -> tuple[Any, Any]:
+    async def _evaluated(self, n: int, left: Mapping[int, Sequence[tuple[str, str]]]) -> tuple[WorkspaceOutcome, list[Record]]:
+        at = self.archive.thompson(self.config, n, "evaluate", nodes=sorted(left))
+        role, task = cell(self.archive, at, left[at], n, seed=self.config.seed)
+        artefact, outcome = await self._artefact(at, role, task)
+        success, judges, evidence = await self._scored(role, self.case.tasks[role][task], outcome, artefact.id)
+        value = None if success is None else float(success)
+        score = Score(artefact.id, role, value, evidence=evidence, judges=judges)
+        return WorkspaceOutcome(at, role, task, success, judges, artefact.id), [artefact, score]
+
+    async def _artefact(self, at: int, role: str, task: str) -> tuple[Node, EndedProgram]:
         """What the workspace makes of the task: its node, and the outcome of its program; what is stored is not made again."""
         row, above = self.case.tasks[role][task], self.run.node(self.nodes[at])
         about = {"workspace": at, "role": role, "task": task}
-        stored = [one["node"] for one in self.past if (one["workspace"], one["role"], one["task"]) == (at, role, task)]
+        stored = [one.node for one in self.past if (one.workspace, one.role, one.task) == (at, role, task)]
         if stored:
             node = self.run.node(stored[0])
-            return node, _Kept(node.text, str(node.data["reason"]), int(node.data["code"]))
+            return node, EndedProgram(node.text, str(node.data["reason"]), node.data["code"])
         outcome = await self._ran(self.files[at], role, row)
         index = int(stable_hash("artefact", role, task)[:7], 16)
         about |= {"reason": outcome.reason, "code": outcome.code, "group": "machine"}
         return make_node(TREE, above.id, len(above), "tool", outcome.text, index=index, data=about), outcome
 
     async def _scored(
-        self, role: str, row: Mapping[str, Any], outcome: Any, node: str
+        self, role: str, task: RoleTask, outcome: EndedProgram, node: str
     ) -> tuple[bool | None, dict[str, str], dict[str, Any]]:
         """(success or missing, the judges it depends on, evidence).
         A program that fails did not succeed, whoever would have judged."""
         own = self.config.roles[role]
         if own.fills:
             answer = outcome.code == 0 if outcome.reason == "exit" and outcome.code in (0, 1) else None
-            return (False if answer is None else answer is bool(row["label"])), {}, {"said": answer}
+            return (False if answer is None else answer is task.label), {}, {"said": answer}
         if outcome.reason != "exit" or outcome.code != 0:
             return False, {}, {"failed": f"{outcome.reason} {outcome.code}"}
         judge = self.slot_judges[own.slot] if own.slot else self.fixed[role]
-        data = {name: value for name, value in row.items() if name not in ("id", "input", "split")}
-        item = Item(outcome.text, node or str(row["id"]), str(row["input"]), data)
+        item = Item(outcome.text, node or task.id, task.given, task.data)
         (found,) = await judged(judge, [item], self.ledger)
         if found.value not in (0, 1):
             (found,) = await judged(judge, [item], self.ledger)
@@ -435,48 +598,34 @@ class Evolution:
 
     async def _checkpoint(self, n: int) -> None:
         """Every slot is decided on what was known before, then all are replaced (section 3.3c)."""
-        if (CHECKPOINT, str(n)) not in self.known:
-            decided = {slot: await self._decided(slot, n) for slot in self.config.slots}
-            with self.run.transaction():
-                erased = 0
-                for slot, record in decided.items():
-                    self.run.log(
-                        LOOK,
-                        f"{slot} {n}",
-                        {
-                            "slot": slot,
-                            "anchor": self.case.anchors[slot].hash,
-                            "challengers": record["challengers"],
-                            "why": record["why"],
-                        },
-                    )
-                    if record["judge"] is not None:
-                        about = {
-                            "spec": "",
-                            "name": f"{slot} of workspace {record['workspace']}",
-                            "outcomes": n,
-                            "why": record["why"],
-                            "workspace": record["workspace"],
-                        }
-                        erased += self.run.replace_judge(slot, record["judge"], about)
-                self._note(CHECKPOINT, str(n), {"slots": decided, "erased": erased})
-        record = self.known[CHECKPOINT, str(n)]
-        for slot, one in record["slots"].items():
-            if one["judge"] is not None:
-                before = self.archive.incumbents[slot]
-                own = self._own(slot, one["workspace"], self.files[one["workspace"]])
-                if own.identity != one["judge"]:
-                    raise UserError(
-                        f"workspace {one['workspace']} of {self.run.folder} no longer holds the judge that took over after {n} "
-                        "outcomes"
-                    )
-                self.slot_judges[slot] = own
-                self.judges[own.identity] = own
-                await self._fill_pool(slot, before)
-        self.archive.replace({slot: one["judge"] for slot, one in record["slots"].items() if one["judge"] is not None})
+        made = partial(self._all_decided, n)
+        decided = await self.run.once_awaited(CHECKPOINT, str(n), SlotDecisions, made, partial(self._write_down, n))
+        for slot, workspace, judge, _ in decided.replaced():
+            before = self.archive.incumbents[slot]
+            own = self._own(slot, workspace, self.files[workspace])
+            if own.identity != judge:
+                raise UserError(
+                    f"workspace {workspace} of {self.run.folder} no longer holds the judge that took over after {n} outcomes"
+                )
+            self.slot_judges[slot] = own
+            self.judges[own.identity] = own
+            await self._fill_pool(slot, before)
+        self.archive.replace({slot: judge for slot, _, judge, _ in decided.replaced()})
 
-    async def _decided(self, slot: str, n: int) -> dict[str, Any]:
-        incumbent, none = self.slot_judges[slot], {"judge": None, "workspace": None}
+    async def _all_decided(self, n: int) -> tuple[SlotDecisions, list[Record]]:
+        return SlotDecisions({slot: await self._decided(slot, n) for slot in self.config.slots}), []
+
+    def _write_down(self, n: int, decided: SlotDecisions) -> None:
+        """Looks at anchors, and the judges that take over, in the run."""
+        for slot, one in decided.slots.items():
+            look = AnchorLook(slot, self.case.anchors[slot].hash, one.challengers, one.why)
+            self.run.log(LOOK, f"{slot} {n}", codec.to_json(look))
+        for slot, workspace, judge, why in decided.replaced():
+            name = f"{slot} of workspace {workspace}"
+            self.run.replace_judge(slot, judge, {"spec": "", "name": name, "outcomes": n, "why": why, "workspace": workspace})
+
+    async def _decided(self, slot: str, n: int) -> SlotDecision:
+        incumbent = self.slot_judges[slot]
         roles = [role for role in self.config.roles.values() if role.fills == slot]
         challengers: dict[str, int] = {}
         for number, files in enumerate(self.files):
@@ -485,22 +634,28 @@ class Evolution:
                 if name != incumbent.identity:
                     challengers.setdefault(name, number)
         if not challengers:
-            return {**none, "why": "there is no challenger", "challengers": [], "anchor": None}
+            return SlotDecision("there is no challenger")
         anchor = self._union(slot)
         own = await answers(incumbent, anchor, ledger=self.ledger)
         found = [
             await answers(self._own(slot, number, self.files[number]), anchor, ledger=self.ledger)
             for number in challengers.values()
         ]
-        look = 1 + sum(1 for (kind, key) in self.known if kind == CHECKPOINT and int(key) < n)
+        look = 1 + self.looks.index(n)
         values = np.array([one.values for one in found])
         decision = decide(anchor.labels, own.values, values, self.config.promotion, look, anchor.first_half)
-        measured = {"incumbent": _short(quality(anchor, own)), "pool": len(anchor) - len(self.case.anchors[slot])}
-        summary = {"why": decision.why, "challengers": list(challengers), "look": look, **measured}
+        made = SlotDecision(
+            decision.why,
+            tuple(challengers),
+            look=look,
+            pool=len(anchor) - len(self.case.anchors[slot]),
+            incumbent=ShortQuality.of(quality(anchor, own)),
+        )
         if decision.winner is None:
-            return {**none, **summary}
+            return made
         judge, number = list(challengers.items())[decision.winner]
-        return {"judge": judge, "workspace": number, **summary, "winner": _short(quality(anchor, found[decision.winner]))}
+        winner = ShortQuality.of(quality(anchor, found[decision.winner]))
+        return replace(made, judge=judge, workspace=number, winner=winner)
 
     def _union(self, slot: str) -> Anchor:
         """The anchor with the newest of the pool, at most ``adversarial`` of its size (section 3.5)."""
@@ -514,8 +669,8 @@ class Evolution:
         if not self.config.promotion.adversarial:
             return
         roles = {name for name, role in self.config.roles.items() if role.slot == slot}
-        successes = [one for one in self.past if one["role"] in roles and one["judges"].get(slot) == displaced and one["success"]]
-        texts = {one["node"]: self.run.node(one["node"]).text for one in reversed(successes)}
+        successes = [one for one in self.past if one.role in roles and one.judges.get(slot) == displaced and one.success]
+        texts = {one.node: self.run.node(one.node).text for one in reversed(successes)}
         items = [Item(text, node) for node, text in texts.items() if text]
         if slot in self.truths and items:
             good = await judged(self.truths[slot], items, self.ledger)
@@ -525,79 +680,35 @@ class Evolution:
 
     # -- what came out
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> EvolvedWorkspaces:
         """Generalist, one specialist a role, what was replaced, and how much counts."""
-        best, how = self.archive.best()
-        specialists = {role: self.archive.best(role=role) for role in self.config.roles}
-        past = {int(key): record for (kind, key), record in self.known.items() if kind == CHECKPOINT}
-        replaced = [
-            {"outcomes": n, "slot": slot, "workspace": one["workspace"], "judge": one["judge"], "why": one["why"]}
-            for n, record in sorted(past.items()) for slot, one in record["slots"].items() if one["judge"] is not None
-        ]  # fmt: skip
+        past = {int(key): one for key, one in self.run.memo(CHECKPOINT, SlotDecisions).items()}
         counting = len(self.archive.counting())
-        missing = sum(record["success"] is None for (kind, _), record in self.known.items() if kind == OUTCOME)
-        return {
-            "outcomes": len(self.archive.outcomes) + missing,
-            "counting": counting,
-            "erased": len(self.archive.outcomes) - counting,
-            "missing": missing,
-            "workspaces": len(self.archive),
-            "dropped": sum(record["node"] is None for (kind, _), record in self.known.items() if kind == GROWN),
-            "generalist": {"workspace": best, "node": self.nodes[best], "found by": how, **self._rates(best)},
-            "specialists": {
-                role: {"workspace": node, "node": self.nodes[node], "found by": way, **self._rates(node, role)}
-                for role, (node, way) in specialists.items()
-            },
-            "seed": self._rates(0),
-            "looks": sum(len(record["slots"]) for record in past.values()),
-            "replaced": replaced,
-            "incumbents": dict(self.archive.incumbents),
-            "spent": self.ledger.to_json()["spent"],
-        }
+        missing = sum(one.success is None for one in self.run.memo(OUTCOME, WorkspaceOutcome).values())
+        return EvolvedWorkspaces(
+            outcomes=len(self.archive.outcomes) + missing,
+            counting=counting,
+            erased=len(self.archive.outcomes) - counting,
+            missing=missing,
+            workspaces=len(self.archive),
+            dropped=sum(one.node is None for one in self.run.memo(GROWN, GrownWorkspace).values()),
+            generalist=self._endpoint(None),
+            specialists={role: self._endpoint(role) for role in self.config.roles},
+            seed=self._rates(0),
+            looks=sum(len(one.slots) for one in past.values()),
+            replaced=tuple(ReplacedJudge(n, *made) for n, one in sorted(past.items()) for made in one.replaced()),
+            incumbents=dict(self.archive.incumbents),
+            spent=self.ledger.spent,
+        )
 
-    def _rates(self, node: int, role: str | None = None) -> dict[str, Any]:
+    def _endpoint(self, role: str | None) -> BestWorkspace:
+        best, how = self.archive.best(role=role)
+        rates = self._rates(best, role)
+        return BestWorkspace(best, self.nodes[best], how, rates.successes, rates.n, rates.productivity)
+
+    def _rates(self, node: int, role: str | None = None) -> WorkspaceRates:
         won = [one.success for one in self.archive.counting() if one.node == node and role in (None, one.role)]
-        return {"successes": sum(won), "n": len(won), "productivity": self.archive.productivity(node)}
-
-    def _conclude(self, found: Mapping[str, Any]) -> None:
-        """Keep the endpoint and every replacement as findings of the run."""
-        do = f"ramify judge-evolution export {self.run.folder} --out DIR writes every workspace as a git commit"
-        ends = [
-            ("generalist", found["generalist"]),
-            *((f"specialist, {role}", one) for role, one in found["specialists"].items()),
-        ]
-        findings = [
-            Finding(
-                name,
-                KIND,
-                f"workspace {one['workspace']}: {one['successes']} of {one['n']} outcomes that count succeeded",
-                one["node"],
-                0,
-                do,
-                one["successes"] / one["n"] if one["n"] else None,
-                "share",
-                dict(one),
-            )
-            for name, one in ends
-        ]
-        findings += [
-            Finding("judge replaced", KIND, f"after {one['outcomes']} outcomes the judge of '{one['slot']}' became that of "
-                                            f"workspace {one['workspace']}: {one['why']}",
-                    self.nodes[one["workspace"]], evidence=one)
-            for one in found["replaced"]
-        ]  # fmt: skip
-        self.run.conclude(KIND, findings)
-
-
-class _Kept:
-    """The outcome of a program, as its artefact's node holds it."""
-
-    def __init__(self, text: str, why: str, code: int) -> None:
-        self.text, self.reason, self.code, self.error_text = text, why, code, ""
-
-
-def _short(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: found[name] for name in ("accuracy", "sensitivity", "specificity", "missing")}
+        return WorkspaceRates(sum(won), len(won), self.archive.productivity(node))
 
 
 def _placed(folder: Path, spec: str) -> str:
@@ -616,13 +727,13 @@ def begin(case: EvolutionCase, folder: Path) -> Run:
     return Run.begin(folder, KIND, decides, {"budget": case.config.budget}, parts=case.parts)
 
 
-def warnings(case: EvolutionCase) -> list[str]:
+def warnings(case: EvolutionCase) -> tuple[str, ...]:
     """Judges of the family of the editor whose work they judge."""
     specs = [slot.judge for slot in case.config.slots.values()] + [role.judge for role in case.config.roles.values()]
-    return [sentence for spec in specs if (sentence := judges_itself(spec, [case.config.meta]))]
+    return tuple(sentence for spec in specs if (sentence := judges_itself(spec, [case.config.meta])))
 
 
-def plan(case: EvolutionCase) -> dict[str, Any]:
+def plan(case: EvolutionCase) -> dict[str, int]:
     """What a search would take, at most: counts only."""
     config, size = case.config, 1
     looked = checkpoints(config.first, RHO, config.budget)
@@ -631,19 +742,20 @@ def plan(case: EvolutionCase) -> dict[str, Any]:
         if n in looked:
             calls += sum(len(anchor) for anchor in case.anchors.values()) * size
         size += gate_open(n, size, ALPHA)
-    return {"outcomes": config.budget, "workspaces": size, "checkpoints": len(looked), "anchor answers at most": calls}
+    return {"outcomes": config.budget, "workspaces": size, "checkpoints": len(looked), "anchor answers": calls}
 
 
 def evolve(
     case: EvolutionCase | Path | str, out: Path | str, progress: Progress = SILENT, allow_unsandboxed: bool = False
-) -> dict[str, Any]:
+) -> EvolvedWorkspaces:
     """Run or continue the search of a case's folder in the run ``out``; what it found is in the run as well.
 
     Raises UserError where something does not fit or an anchor leaks, NeedsError where nothing isolates.
     """
     made = case if isinstance(case, EvolutionCase) else EvolutionCase(Path(case))
     with begin(made, Path(out)) as run:
-        return wait_for(Evolution(made, run, progress, allow_unsandboxed).go())
+        found = wait_for(Evolution(made, run, progress, allow_unsandboxed).go())
+    return replace(found, caveats=warnings(made))
 
 
 def archive_of(run: Run) -> tuple[list[tuple[dict[str, str], int | None, str]], dict[str, int]]:
@@ -652,17 +764,17 @@ def archive_of(run: Run) -> tuple[list[tuple[dict[str, str], int | None, str]], 
     if run.kind != KIND:
         raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
     nodes: list[tuple[dict[str, str], int | None, str]] = []
-    for record in (dict(one.payload) for one in run.journal(GROWN)):
-        if record["node"] is not None:
-            node = run.node(str(record["node"]))
+    for grown in run.memo(GROWN, GrownWorkspace).values():
+        if grown.node is not None:
+            node = run.node(grown.node)
             files = unpacked(run.get_blob(str(node.data["files"])))
             check_files(files, f"node {node.id}")
             message = f"workspace {len(nodes)}: {node.text}"[:200] + f"\n\nnode {node.id} of {canonical_json(run.kind)}\n"
-            nodes.append((files, record["parent"], message))
+            nodes.append((files, grown.parent, message))
     if not nodes:
         raise UserError(f"{run.folder} holds no workspace yet: `ramify {KIND} CASE --out {run.folder}` continues it")
     names: dict[str, int] = {}
     for one in run.findings(maker=KIND):
-        if one.name != "judge replaced" and isinstance(one.evidence, dict):
+        if one.name != REPLACED and isinstance(one.evidence, dict):
             names[one.name.replace(", ", "-").replace(" ", "-")] = int(one.evidence["workspace"])
     return nodes, names

@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.files import folder_aside, reason, refusal
@@ -71,22 +73,35 @@ def unpacked(data: bytes) -> dict[str, str]:
     return {str(path): str(text) for path, text in json.loads(data).items()}
 
 
-def read_rows(path: Path, need: Sequence[str]) -> list[dict[str, object]]:
-    """The objects of a file of JSON lines, each with a text ``id`` of its own. Raises UserError naming line and field."""
-    rows: list[dict[str, object]] = []
-    seen: set[str] = set()
+@dataclass(frozen=True)
+class RoleTask:
+    """A task of a role."""
+
+    id: str
+    given: str
+    """What the program reads: the task's ``input``, of a judge the ``artefact``."""
+    split: str
+    label: bool | None
+    """Of a judge's task whether the artefact is good."""
+    data: Mapping[str, Any]
+    """Its other fields."""
+
+
+def read_tasks(path: Path, judges: bool) -> dict[str, RoleTask]:
+    """The tasks in a file of JSON lines, by id; of a role whose program ``judges`` they are labelled artefacts.
+    Raises UserError naming line and field."""
+    shown, found = "artefact" if judges else "input", dict[str, RoleTask]()
     for number, row in read_lines(path):
-        for name in ("id", *need):
+        for name in ("id", shown, *(["label"] if judges else [])):
             if name not in row:
                 raise UserError(f"{path}:{number}: '{name}' is missing")
-        row["id"] = str(row["id"])
-        if row["id"] in seen:
-            raise UserError(f"{path}:{number}: the id '{row['id']}' is there twice")
-        seen.add(row["id"])
-        rows.append(row)
-    if not rows:
+        name, given, split = str(row.pop("id")), str(row.pop(shown)), str(row.pop("split", "validation"))
+        if name in found:
+            raise UserError(f"{path}:{number}: the id '{name}' is there twice")
+        found[name] = RoleTask(name, given, split, bool(row.pop("label")) if judges else None, row)
+    if not found:
         raise UserError(f"{path} holds no task")
-    return rows
+    return found
 
 
 class Program:
