@@ -229,7 +229,7 @@ def _rescore_plan(run: str, slot: str, judge: str | None) -> Planned:
     return Planned({"slot": slot, "judge": made.name}, {"scores": scores})
 
 
-@app.study(plan=_rescore_plan, unit="scores", keeps="run")
+@app.study(plan=_rescore_plan, unit="scores", run="run")
 def rescore(
     run: RunArgument,
     slot: Slot,
