@@ -277,12 +277,11 @@ class Verb:
 
     def conclude(self, result: Any, given: dict[str, Any], as_json: bool) -> int:
         """Print the result, keep it in its run, and return its exit code."""
-        from ramify.render.result import Planned
         from ramify.render.terminal import say, show
 
         show(result, as_json)
         run = given.get(self.keeps)
-        if run is not None and not isinstance(result, Planned) and (lost := keep(Path(run), self.maker, result)):
+        if run is not None and result.KEPT and (lost := keep(Path(run), self.maker, result)):
             say(f"warning: {lost}")
         code: int = result.exit_code
         return code
