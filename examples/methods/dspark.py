@@ -27,11 +27,11 @@ def main(name="builtin", file=None, out=None, steps=40):
     given = target.prompts(prompts, options.sequences, False, 0, "train")
     rows = text(target, given, options, folder)  # what the target itself says after each prompt
     found = train(target, rows, options, folder)
-    print(f"trained for {found['step']} steps, mask token {found['mask_token']}")
+    print(f"trained for {found.step} steps, mask token {found.mask_token}")
 
     others = target.prompts(prompts, 24, False, 0, "calibrate")
     report = calibrate(target, folder, others, Sampling(max_tokens=32), seed=0)
-    print(f"{report['tokens a pass']:.2f} tokens a pass, temperatures {np.round(report['temperatures'], 2)}")
+    print(f"{report.tokens_a_pass:.2f} tokens a pass, temperatures {np.round(report.temperatures, 2)}")
 
     plain, fast = LocalModel.load(target.folder), LocalModel.load(target.folder, drafter=folder)
     completions = [

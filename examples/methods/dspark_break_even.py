@@ -28,11 +28,8 @@ def main(folder=None):
     profile = made_up() if folder is None else Profile.load(folder)
     print("requests   plain   drafting   gain   drafts   checked a request")
     for row in break_even(profile):
-        pays = "" if row["gain"] > 1 else "   does not pay: greedy and stale2 draft nothing here"
-        print(
-            f"{row['requests']:8} {row['plain']:7.0f} {row['drafting']:10.0f} {row['gain']:6.2f} {row['depth']:8} "
-            f"{row['verified']:11.1f}{pays}"
-        )
+        pays = "" if row.gain > 1 else "   does not pay: greedy and stale2 draft nothing here"
+        print(f"{row.requests:8} {row.plain:7.0f} {row.drafting:10.0f} {row.gain:6.2f} {row.depth:8} {row.verified:11.1f}{pays}")
 
 
 if __name__ == "__main__":

@@ -296,12 +296,11 @@ class Verb:
         """Print the result, keep it in its run, and return its exit code."""
         if result is None:
             return EXIT_DONE
-        from ramify.render.result import Planned
         from ramify.render.terminal import say, show
 
         show(result, as_json)
-        runs = given.get(self.keeps)
-        for run in runs if isinstance(runs, list) else [] if runs is None or isinstance(result, Planned) else [runs]:
+        runs = given.get(self.keeps) if result.KEPT else None
+        for run in runs if isinstance(runs, list) else [] if runs is None else [runs]:
             lost = keep(Path(run), self.maker, result)
             if lost and lost not in result.caveats:  # what else could not be kept said so
                 say(f"warning: {lost}")

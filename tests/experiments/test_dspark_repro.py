@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.methods.dspark.rounds import Rounds
 from ramify_experiments.dspark.domains import DOMAINS
@@ -68,7 +69,7 @@ def test_the_mean_over_seeds_is_judged_as_each_seed_is() -> None:
 
 
 def test_doubled_logits_are_mended_and_the_check_sees_it() -> None:
-    rounds = made(FLAT, 1500, 1).to_json()
+    rounds = codec.to_json(made(FLAT, 1500, 1).kept())
     plain, heated = calibration_cell(rounds, 1.0), calibration_cell(rounds, 2.0)
     checks = calibration_checks(plain, heated, quick=False)
     assert next(c for c in checks if c.threshold is not None).status == "pass"
@@ -79,7 +80,7 @@ def test_doubled_logits_are_mended_and_the_check_sees_it() -> None:
 
 @pytest.mark.slow
 def test_schedules_on_true_confidences_pass() -> None:
-    rounds = made(np.linspace(0.93, 0.6, 7), 2000, 3, sure=1.5).to_json()
+    rounds = codec.to_json(made(np.linspace(0.93, 0.6, 7), 2000, 3, sure=1.5).kept())
     loads = (1, 16, 64)
     runs = [{load: simulation_cell(rounds, stair, load, 80, 0) for load in loads} for stair in (1, 16)]
     checks = simulation_checks(runs[0], runs[1], 80, quick=True)

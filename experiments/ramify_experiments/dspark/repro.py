@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.seeds import derive_key
 from ramify.engine.schedules import ranked, rates, schedule_of, survival, until_loss
 from ramify.methods.dspark.algorithm import (
@@ -23,7 +24,7 @@ from ramify.methods.dspark.algorithm import (
     sequential_temperatures,
     simulate,
 )
-from ramify.methods.dspark.rounds import Rounds, conditional_acceptance, joined
+from ramify.methods.dspark.rounds import KeptRounds, Rounds, conditional_acceptance, joined
 from ramify.stats.checks import Check
 from ramify.stats.intervals import bootstrap
 from ramify_experiments.dspark.domains import DOMAINS, prompts
@@ -184,12 +185,16 @@ def _gain(r: np.ndarray) -> np.ndarray:
 # -- calibration
 
 
+def _rounds(kept: Any) -> Rounds:
+    return codec.from_json(KeptRounds, kept, "recorded rounds").rounds()
+
+
 def calibration_cell(rounds: dict[str, Any], heat: float) -> dict[str, Any]:
     """Temperatures fitted on half of the rounds with confidence logits times ``heat``, and the errors of the other half.
 
     Means over positions: before (with the heat), after, the floor, AUROC; and the temperatures.
     """
-    found, before, after = scaled(Rounds.from_json(rounds), heat)
+    found, before, after = scaled(_rounds(rounds), heat)
     return {
         "temperatures": found.tolist(),
         "before": [one.error for one in before],
@@ -225,7 +230,7 @@ def simulation_cell(rounds: dict[str, Any], stair: int, requests: int, steps: in
 
     The drafter's confidences are calibrated on half of the rounds; the simulation samples from the other half.
     """
-    fit, test = halves(Rounds.from_json(rounds))
+    fit, test = halves(_rounds(rounds))
     temperatures = sequential_temperatures(logits_of(fit.confidence), fit)
     calibrated = 1 / (1 + np.exp(-logits_of(test.confidence) / temperatures))
     test = Rounds(test.accepted, test.proposed, test.ended, calibrated, test.prompt)
@@ -290,7 +295,8 @@ def target_cell(size: dict[str, Any], seed: int) -> dict[str, float]:
 def drafter_cell(size: dict[str, Any], seed: int, what: dict[str, Any]) -> dict[str, Any]:
     """Train a drafter and record its rounds: domain -> rounds."""
     lab = DrafterLab(size, seed)
-    return {domain: rounds.to_json() for domain, rounds in lab.rounds(lab.drafter(what), size["prompts"], size["tokens"]).items()}
+    found = lab.rounds(lab.drafter(what), size["prompts"], size["tokens"])
+    return {domain: codec.to_json(rounds.kept()) for domain, rounds in found.items()}
 
 
 def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
@@ -377,7 +383,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> list[Check
         for name, run in rivals.items():  # transformers' own ways, as they are
             for domain, value in (*run.items(), ("macro", np.mean(list(run.values())))):
                 checks.value(f"transformers, {name}: tokens a pass, {domain}", value, counts["rivals"] * counts["tokens"])
-    mixed = joined([found["DSpark"][domain] for domain in DOMAINS]).to_json()
+    mixed = codec.to_json(joined([found["DSpark"][domain] for domain in DOMAINS]).kept())
     heats = cells.map(calibration_cell, {f"calibration {heat}": {"rounds": mixed, "heat": heat} for heat in (1.0, 2.0)})
     checks += calibration_checks(heats["calibration 1.0"], heats["calibration 2.0"], quick)
     steps, loads = counts["simulated"], counts["loads"]
@@ -397,4 +403,4 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> list[Check
 def _found(cells: ResultCache, counts: dict[str, Any], drafters: Mapping[str, Any], seeds: Sequence[int]) -> list[Measured]:
     """Train ``drafters`` and record their rounds, seed by seed."""
     raw = cells.grid(drafter_cell, {name: {"size": counts, "what": what} for name, what in drafters.items()}, seeds)
-    return [{name: {d: Rounds.from_json(r) for d, r in raw[name][i].items()} for name in drafters} for i in range(len(seeds))]
+    return [{name: {d: _rounds(r) for d, r in raw[name][i].items()} for name in drafters} for i in range(len(seeds))]

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.seeds import generator
 from ramify.methods.kernel_search.algorithm import KernelSearchConfig, reward
-from ramify.methods.kernel_search.asm import COUNTS, Loop
+from ramify.methods.kernel_search.asm import Loop
 from ramify.methods.kernel_search.diagnosis import gather
 from ramify.methods.kernel_search.loop import BestKernel, KernelSearch, ranked_speedup
 from ramify.methods.kernel_search.proposers import Proposal, TransformProposer
@@ -245,7 +247,8 @@ def raw_numbers(metrics: KernelMetrics) -> dict[str, float]:
     """About 25 raw metrics of the loop with most work, as a profiler would print them."""
     loops: Sequence[Loop] = metrics.loops or ()
     loop = max(loops, key=lambda one: metrics.share(one.line) or 0.0) if loops else None
-    found = {name: float(getattr(loop, name)) if loop else 0.0 for name in COUNTS}
+    counts = [one.name for one in fields(Loop) if one.type == "int" and one.name != "line"]
+    found = {name: float(getattr(loop, name)) if loop else 0.0 for name in counts}
     found["calls"] = float(len(loop.calls)) if loop else 0.0
     for event in ("Ir", "Dr", "D1mr", "DLmr", "Dw", "D1mw", "DLmw"):
         found[event] = math.log1p(metrics.of_loop(loop, event)) if loop else 0.0
@@ -312,7 +315,7 @@ def planted(seeds: list[int]) -> dict[str, Any]:
 def cheating(names: list[str]) -> list[dict[str, Any]]:
     """Cheats against the wall of one kernel."""
     wall = Wall(BY_NAME["softmax"].task, pairs=4, batch_seconds=0.005, call_seconds=5.0)
-    return [asyncio.run(attempt(wall, cheat)).to_json() for cheat in CHEATS if cheat.name in names]
+    return [codec.to_json(asyncio.run(attempt(wall, cheat)).outcome()) for cheat in CHEATS if cheat.name in names]
 
 
 # -- checks

@@ -61,13 +61,9 @@ def main() -> None:
     for name, source in FILES.items():
         task = from_python(source, path=f"{name}.py")
         proposer = TransformProposer(task, options.seed, names=names)
-        found = search(task, evals=options.evals, pairs=options.pairs, seed=options.seed, proposer=proposer).to_json()
-        row = {"file": name, "healthy": name in HEALTHY, "speedup": found["speedup"], "interval": found["interval"]}
-        say(
-            json.dumps(
-                row | {"line": [one["how"] for one in found["line"]], **{key: found[key] for key in ("candidates", "refused")}}
-            )
-        )
+        found = search(task, evals=options.evals, pairs=options.pairs, seed=options.seed, proposer=proposer).result()
+        row = {"file": name, "healthy": name in HEALTHY, "speedup": found.speedup, "interval": found.interval}
+        say(json.dumps(row | {"line": [one.how for one in found.line], "candidates": found.candidates, "refused": found.refused}))
 
 
 if __name__ == "__main__":

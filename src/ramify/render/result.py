@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ramify.base import codec, notebook
 from ramify.base.errors import EXIT_DONE
@@ -122,6 +122,8 @@ class Result:
     """Base of what verbs return. A subclass is a frozen dataclass with typed fields, which are its ``--json``, and says its
     sections."""
 
+    KEPT: ClassVar[bool] = True
+    """Whether a run keeps it."""
     caveats: tuple[str, ...] = field(default=(), repr=False)
     """What a reader must know before trusting it, a sentence each."""
 
@@ -155,6 +157,7 @@ class Result:
 class Planned(Result):
     """What ``--dry-run`` says: the settings, and what the work takes at most."""
 
+    KEPT = False
     settings: Mapping[str, Any]
     cost_estimate: Mapping[str, Cell]
 

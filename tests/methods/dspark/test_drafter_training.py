@@ -72,8 +72,8 @@ def test_a_stopped_training_continues_to_the_same_bits(kind: str, tmp_path: Path
     rows = rows_of(model)
     whole = drafter_of(model, kind)
     records = train_drafter(whole, model, rows, SIZE)
-    assert records[-1]["step"] == 8
-    assert records[-1]["loss"] < records[0]["loss"]
+    assert records[-1].step == 8
+    assert records[-1].loss < records[0].loss
     parts = drafter_of(model, kind)
     train_drafter(parts, model, rows, SIZE, tmp_path, stop_at=5)
     fresh = drafter_of(model, kind)  # as after a kill: nothing is left but the file
@@ -154,7 +154,7 @@ def test_the_losses_are_the_specs() -> None:
                 sums[1] += weight * apart
                 sums[2] -= weight * (wanted * np.log(sure) + (1 - wanted) * np.log(1 - sure))
     assert float(loss.detach()) == pytest.approx(float(sums @ [0.1, 0.9, 1.0]) / total, rel=1e-5)
-    assert record["cross_entropy"] == pytest.approx(sums[0] / total, rel=1e-5)
+    assert record.cross_entropy == pytest.approx(sums[0] / total, rel=1e-5)
     flash = drafter_of(model, "dflash")
     loss, record = block_loss(flash, tokens, mask, features, distribution, anchors, keep, DrafterTraining())
-    assert float(loss.detach()) == pytest.approx(record["cross_entropy"], rel=1e-6)
+    assert float(loss.detach()) == pytest.approx(record.cross_entropy, rel=1e-6)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.engine.schedules import FixedSchedule, Off, schedule_of
 from ramify.methods.dspark.algorithm import (
@@ -18,7 +19,7 @@ from ramify.methods.dspark.algorithm import (
     simulate,
     survival,
 )
-from ramify.methods.dspark.rounds import Rounds, accepted_length, conditional_acceptance, joined
+from ramify.methods.dspark.rounds import KeptRounds, Rounds, accepted_length, conditional_acceptance, joined
 
 
 def expected_length(alpha: float, block: int) -> float:
@@ -56,7 +57,7 @@ def test_end_of_sequence_cuts_what_counts() -> None:
     assert accepted_length(rounds) == pytest.approx(7 / 3)
     assert conditional_acceptance(rounds) == pytest.approx([2 / 3, 1.0, 1.0])
     assert [one.n for one in calibration(np.zeros((3, 3)), rounds)] == [3, 3, 2]
-    assert Rounds.from_json(rounds.to_json()).to_json() == rounds.to_json()
+    assert codec.from_json(KeptRounds, codec.to_json(rounds.kept()), "").rounds().kept() == rounds.kept()
 
 
 def test_rounds_that_do_not_fit_are_refused() -> None:

@@ -82,11 +82,11 @@ def test_a_comparison_names_every_entrant_at_every_place(target: Path) -> None:
     assert all(1 <= p.tau <= 4 for p in found.domains)
     assert next(p.tau for p in found.domains if p.name == "plain") == 1
     assert len(found.pays()) == 2
-    text = bench.report_text(found)
+    text = str(found)
     assert "prompt_lookup" in text
     assert "2 at once" in text
     assert len(said) == 4
-    assert found.to_json()["loads"][0]["verdict"] == "even"
+    assert found.loads[0].verdict == "even"
 
 
 def test_a_comparison_needs_something_to_compare(target: Path) -> None:

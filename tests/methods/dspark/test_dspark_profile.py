@@ -16,11 +16,11 @@ from ramify.methods.dspark.profile import break_even, measure, rising
 def test_break_even_by_hand():
     rows = break_even(EXAMPLE)
     best = max(1.0 / 1.5, 1.9 / 2.0, 2.62 / 2.7)  # one draft made and 0 or 1 verified, or both
-    assert rows[0]["gain"] == pytest.approx(best)
-    assert rows[0]["plain"] == 1.0
-    assert rows[0]["drafting"] == pytest.approx(best)
-    assert (rows[0]["depth"], rows[0]["verified"]) == (2, 2.0)
-    assert [row["requests"] for row in rows] == [1, 3, 4]
+    assert rows[0].gain == pytest.approx(best)
+    assert rows[0].plain == 1.0
+    assert rows[0].drafting == pytest.approx(best)
+    assert (rows[0].depth, rows[0].verified) == (2, 2.0)
+    assert [row.requests for row in rows] == [1, 3, 4]
 
 
 def test_costs_that_fall_are_pooled():

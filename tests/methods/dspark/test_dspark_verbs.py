@@ -146,7 +146,7 @@ def test_vllm_loads_the_folder_as_it_is_and_accepts_as_many_drafts(tmp_path: Pat
 def test_a_dry_run_prints_the_bill_and_writes_nothing(pair: tuple[str, Path], tmp_path: Path, call: Call) -> None:
     code, text = call("train", pair[0], *given(pair[0]), "--out", str(tmp_path / "none"), "--dry-run", "--json")
     assert code == 0
-    assert json.loads(text)["bill"]["tokens to sample, at most"] == 1200 * 96
+    assert json.loads(text)["cost_estimate"]["tokens to sample, at most"] == 1200 * 96
     assert not (tmp_path / "none").exists()
 
 

@@ -21,7 +21,7 @@ from ramify.engine.speculate import Speculator
 from ramify.engine.tiny import TinyLM
 from ramify.methods.dspark import lossless
 from ramify.methods.dspark.drafter_files import for_target
-from ramify.methods.dspark.lossless import control, distance, output_distribution, verdict, verify
+from ramify.methods.dspark.lossless import control, distance, output_distribution, verify
 from ramify.model.grammar import one_of, regex
 from ramify.model.protocol import Sampling
 from ramify.stats.tests import chi_square
@@ -141,7 +141,7 @@ def test_the_checks_of_a_pair_find_a_drafter_that_lies(monkeypatch: pytest.Monke
     target = small()
     model, given = LocalModel(target, eos=()), prompts_of(2)
     checks = verify(model, Shadow(target, block=2, blur=1.0), given, samples=250, loads=(2,))
-    assert [c.status for c in checks] == [*["pass"] * 25, "reported", *["pass"] * 3], verdict(checks)
+    assert [c.status for c in checks] == [*["pass"] * 25, "reported", *["pass"] * 3], checks
     checks = verify(model, Lying(target, block=2, blur=1.0), given, samples=250, loads=(2,), schedules=("fixed:2", "stale2"))
     failed = [c.name for c in checks if c.status == "miss"]
     assert any("outputs, chi-square" in name for name in failed)
@@ -189,7 +189,7 @@ def test_the_checks_of_a_pair_are_made_under_a_grammar_too(monkeypatch: pytest.M
 def test_the_checks_of_a_pair_at_their_own_size():
     target = small()
     checks = verify(LocalModel(target, eos=()), Shadow(target, block=3, blur=1.0), prompts_of(4), samples=3000)
-    assert [c.status for c in checks] == [*["pass"] * 25, "reported", *["pass"] * 3], verdict(checks)
+    assert [c.status for c in checks] == [*["pass"] * 25, "reported", *["pass"] * 3], checks
 
 
 @pytest.mark.slow

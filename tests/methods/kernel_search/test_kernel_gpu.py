@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,8 +12,10 @@ from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.methods.kernel_search import sass, tuning
 from ramify.methods.kernel_search.ptx import DATA, OPEN, Access, accesses, block_of, entries
+from ramify.methods.kernel_search.report import GpuReading
 from ramify.methods.kernel_search.sass import counts, functions_of, is_gpu, nvidia_tool, ptx_counts, sass_metrics, usage_of
 from ramify.methods.kernel_search.task import from_python, read_task
+from ramify.methods.kernel_search.tools import GpuMetrics, KernelMetrics, examine
 from ramify.methods.kernel_search.wall import Wall
 
 GPU = Path(__file__).parent / "gpu"
@@ -57,7 +58,7 @@ def test_machine_code_is_counted() -> None:
     )
     assert found["instructions"] == 8
     metrics = sass_metrics(SASS, usage_of(USAGE, "", "sm_90"), "sm_90", 4)
-    assert (metrics["registers"], metrics["stack"], metrics["occupancy"], metrics["limiter"]) == (254, 344, 0.125, "registers")
+    assert (metrics.registers, metrics.stack, metrics.occupancy, metrics.limiter) == (254, 344, 0.125, "registers")
     ptx = "ld.global.v4.f32 {%f1};\nld.global.f32 %f2;\nwgmma.mma_async.sync;\nbar.sync 0;\n"
     assert {name: ptx_counts(ptx)[name] for name in ("LDG128", "LDG32", "HGMMA", "BAR")} == {
         "LDG128": 1,
@@ -147,7 +148,7 @@ def test_usage_is_read_as_ptxas_and_cuobjdump_say_it() -> None:
     code = functions_of((GPU / "spilled.sass").read_text())
     assert list(code) == ["spilled"]
     found = sass_metrics(code["spilled"], listed, "sm_90", 8)
-    assert (found["LDL"], found["STL"], found["occupancy"], found["blocks"]) == (53, 45, 1.0, 8)
+    assert (found.count("LDL"), found.count("STL"), found.occupancy, found.blocks) == (53, 45, 1.0, 8)
 
 
 def test_ptx_alone_is_diagnosed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,7 @@ def test_divisible_pointers_are_read_in_128_bits(tmp_path: Path, capsys: pytest.
         path.write_text(TRITON.replace("{types}", types), encoding="utf-8")
         assert main(["kernel-search", "sass", f"{path}:add", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert (found["metrics"].get("LDG128", 0) == 0) == narrow
+        assert (found["metrics"]["counts"].get("LDG128", 0) == 0) == narrow
         assert any(one["tool"] == "Vectorization" for one in found["findings"]) == narrow
 
 
@@ -268,32 +269,25 @@ def test_configurations_worth_timing_are_written_for_autotune(
     kernel, out, read = tmp_path / "add.py", tmp_path / "configs.py", []
     kernel.write_text(TRITON.format(types="*fp32:16, *fp32:16, *fp32:16, i32, 1024"), encoding="utf-8")
 
-    def compiled(spec: str, arch: str, types: str, warps: int, stages: int | None, allow: bool) -> dict[str, Any]:
+    def compiled(spec: str, arch: str, types: str, warps: int, stages: int | None, allow: bool) -> GpuReading:
         block = int(types.rsplit(", ", 1)[1])
         read.append((block, warps, stages))
         if block == 7:
             raise UserError("add.py: it does not compile: arange's range must be a power of 2")
-        metrics = {
-            "LDL": 40 if block == 4096 else 0,
-            "STL": 0,
-            "registers": 32,
-            "shared": 0,
-            "limiter": "shared memory",
-            "instructions": 9,
-            "occupancy": warps / 8,
-            "blocks": 0 if warps == 16 else 4,
-            "HMMA": 0,
-            "HGMMA": 0,
-        }
-        return {"metrics": metrics, "findings": [{"tool": "GpuRegisterSpill", "severity": "critical"}] if block == 4096 else []}
+        counts = {"LDL": 40 if block == 4096 else 0, "STL": 0, "instructions": 9}
+        metrics = GpuMetrics(
+            arch, warps, 32, blocks=0 if warps == 16 else 4, occupancy=warps / 8, limiter="shared memory", counts=counts
+        )
+        found = tuple(examine(KernelMetrics(sass=metrics))[0]) if block == 4096 else ()
+        return GpuReading("add", metrics, (), found, ())
 
     monkeypatch.setattr(tuning, "read_gpu", compiled)
     words = ["kernel-search", "sass", f"{kernel}:add", "--stages", "3", "--tune"]
     assert main([*words, "BLOCK = 7, 1024, 4096; warps = 2, 4", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]
     assert sorted(read) == [(block, warps, 3) for block in (7, 1024, 4096) for warps in (2, 4)]
-    assert [(one["constants"]["BLOCK"], one["warps"]) for one in found if one["kept"]] == [("1024", 4), ("1024", 2)]
-    assert {one["why"] for one in found if not one["kept"]} == {
+    assert [(one["constants"]["BLOCK"], one["warps"]) for one in found if not one["why"]] == [("1024", 4), ("1024", 2)]
+    assert {one["why"] for one in found if one["why"]} == {
         "does not compile: arange's range must be a power of 2",
         "spills registers 40 times",
     }
@@ -308,7 +302,7 @@ def test_configurations_worth_timing_are_written_for_autotune(
         "num_stages=3)]"
     )
     assert main([*words, "BLOCK = 4096; warps = 4", "--json"]) == 0  # where all spill, none is left out for it
-    assert [one["kept"] for one in json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]] == [True]
+    assert [one["why"] for one in json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]] == [""]
     for choices, part in (
         ("BLOCKS = 64", "did you mean 'BLOCK'"),
         ("n = 64", "'n' is no constant of add"),

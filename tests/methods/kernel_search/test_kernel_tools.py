@@ -13,7 +13,7 @@ from ramify.methods.kernel_search import tools
 from ramify.methods.kernel_search.asm import Instruction, _chain, loops
 from ramify.methods.kernel_search.diagnosis import Roofs, class_of, floor_of, gather, remarks
 from ramify.methods.kernel_search.task import from_c, from_python
-from ramify.methods.kernel_search.tools import KernelMetrics, Symptom, examine, tool
+from ramify.methods.kernel_search.tools import GpuMetrics, KernelMetrics, Symptom, examine, tool
 from ramify.methods.kernel_search.transforms import TRANSFORMS, for_loops, variants
 from ramify.methods.kernel_search.wall import Built, Code, Wall
 from tests.methods.kernel_search.kernels import ARGMAX, COLUMNS, CREEP, EXP, SUM
@@ -89,7 +89,7 @@ def test_missing_metrics_are_said_and_never_raise() -> None:
     found, missing = examine(KernelMetrics())
     assert found == []
     assert len(missing) == len([one for one in tools.TOOLS.values() if one.tier.startswith("C")])
-    found, missing = examine(KernelMetrics(sass={"warps": 4, "registers": 32, "shared": 0}))
+    found, missing = examine(KernelMetrics(sass=GpuMetrics(warps=4, registers=32)))
     assert found == []
     assert any("WarpStall: not measurable here, it needs hardware counters" in one for one in missing)
 

@@ -83,7 +83,7 @@ def test_a_search_is_stored_explained_and_continued(kernel: Path, tmp_path: Path
         tree, records = tree_of(opened)
         again, _ = tree_of(opened)
     assert [vars(one) for one in tree.nodes] == [vars(one) for one in again.nodes]
-    assert all(record["trial"]["checked"] for record in records)
+    assert all(record.trial.checked for record in records)
     assert run("explain", tmp_path / "run", "--code", "1", "--json") == 0
     assert "sum(int n" in said(capsys)["source"]
     assert run(*words, "--evals", 3, "--algo", "greedy") == 2
@@ -223,7 +223,7 @@ def test_a_continued_search_remembers_each_candidate_once(tmp_path: Path) -> Non
             asyncio.run(KernelSearch(task, config, opened, roofs=Roofs(100e9, {1 << 20: 10e9}, 0.0)).go())
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(rows) == 2
-    assert {row["class"] for row in rows} == {"memory"}
+    assert {row["klass"] for row in rows} == {"memory"}
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ import shutil
 import numpy as np
 import pytest
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.methods.kernel_search.redteam import CHEATS, PYTHON_CHEATS, attempt, cheat_code, cheats_for
 from ramify.methods.kernel_search.task import from_c, from_python
-from ramify.methods.kernel_search.wall import ROUNDS, Code, Wall, WallTrial, code_of, trial_of
+from ramify.methods.kernel_search.wall import ROUNDS, Code, Wall, WallTrial
 from tests.methods.kernel_search.kernels import CREEP, EXP, SUM
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is needed")
@@ -52,9 +53,9 @@ def test_right_candidates_pass_and_wrong_ones_do_not() -> None:
     assert "does not compile" in broken.refused
     assert crash.stage == "run"
     assert "SIGSEGV" in crash.refused
-    assert trial_of(same.to_json()) == same
+    assert codec.from_json(WallTrial, codec.to_json(same), "") == same
     code = Code(SUM, FLAGS, {"T": "2"})
-    assert code_of(code.to_json()) == code
+    assert codec.from_json(Code, codec.to_json(code), "") == code
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.engine.schedules import Costs, Schedule
 from ramify.methods.dspark.calibration import calibration_error, calibration_floor, standard_error
+from ramify.methods.dspark.record import Calibration
 from ramify.methods.dspark.rounds import Rounds
 from ramify.stats.ranking import auroc
 
@@ -54,20 +55,6 @@ def sequential_temperatures(logits: np.ndarray, rounds: Rounds) -> np.ndarray:
             found[k] = next(GRID[i] for i in nearest if errors[i] <= limit)
         before = before / (1 + np.exp(-logits[:, k] / found[k]))
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """How well the survival of one position is predicted."""
-
-    position: int
-    n: int
-    error: float
-    """ECE."""
-    floor: float
-    """ECE of a perfect predictor of as many rounds."""
-    ranking: float | None
-    """AUROC; None where all labels are alike."""
 
 
 def calibration(logits: np.ndarray, rounds: Rounds, temperatures: np.ndarray | float = 1.0) -> list[Calibration]:

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,12 @@ from ramify.engine.profile import Profile, machine_name
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.peers import Peer, peer
 from ramify.methods.dspark.profile import measure
+from ramify.methods.dspark.record import PLAIN, BenchMachine, Pairing, SpeedComparison
 from ramify.model.protocol import Prefix, Sampling
-from ramify.render.terminal import table
-from ramify.stats.intervals import Interval, bootstrap
+from ramify.stats.intervals import bootstrap
 
 LOADS = (1, 2, 4, 8, 16, 32)
 SCHEDULES = ("off", "fixed:2", "fixed:7", "threshold:0.5", "greedy", "stale2")
-PLAIN = "plain"
 SETTLE = 4
 """Turns under load that are not counted: greedy and stale2 compare both ways of a load mostly in their first seconds there."""
 CACHE = 256 << 20
@@ -53,53 +52,6 @@ class BenchTurn:
     """Target passes of the rows that sampled: tokens / passes is tau."""
     user_speed: float
     """Tokens a second of the median reply, from its request to its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """One entrant compared with plain decoding on one domain, or at one load."""
-
-    place: str
-    name: str
-    tau: float
-    """Tokens a target pass, the bonus or corrected token counted."""
-    speed: float
-    """Tokens a second, median of the turns."""
-    user_speed: float
-    """Tokens a second that one request sees, median of the turns."""
-    ratio: float
-    """Tokens a second / those of plain decoding, median of the turns."""
-    interval: Interval
-    turns: int
-
-    @property
-    def verdict(self) -> str:
-        """``faster`` or ``slower`` where the interval leaves 1 out, else ``even``."""
-        return "faster" if self.interval[0] > 1 else "slower" if self.interval[1] < 1 else "even"
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedComparison:
-    """What :func:`compare` found."""
-
-    domains: list[Pairing]
-    """One request at a time, every entrant, by domain of the prompts."""
-    loads: list[Pairing]
-    """The first drafter under each schedule, all domains mixed, by requests at once."""
-    machine: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers."""
-        both = {"domains": self.domains, "loads": self.loads}
-        return {k: [asdict(p) | {"verdict": p.verdict} for p in v] for k, v in both.items()} | {"machine": self.machine}
-
-    def pays(self) -> list[tuple[str, str, str]]:
-        """By load: the schedule with the largest ratio, ``1.42 [1.38, 1.45]``, and the verdict on it."""
-        found = []
-        for place in dict.fromkeys(p.place for p in self.loads):
-            best = max((p for p in self.loads if p.place == place and p.name != PLAIN), key=lambda p: p.ratio)
-            found.append((place, f"{best.name}: {show(best)}", best.verdict))
-        return found
 
 
 Entrant = Callable[[Sequence[np.ndarray], int, int], BenchTurn]
@@ -192,6 +144,7 @@ def pairings(place: str, runs: Mapping[str, Sequence[BenchTurn]], base: str = PL
     found = []
     for name, own in runs.items():
         ratios = [(o.tokens / o.seconds) / (b.tokens / b.seconds) for b, o in zip(runs[base], own, strict=True)]
+        low, high = bootstrap(ratios, lambda samples: np.median(samples, axis=1))
         found.append(
             Pairing(
                 place,
@@ -200,17 +153,12 @@ def pairings(place: str, runs: Mapping[str, Sequence[BenchTurn]], base: str = PL
                 float(np.median([r.tokens / r.seconds for r in own])),
                 float(np.median([r.user_speed for r in own])),
                 float(np.median(ratios)),
-                bootstrap(ratios, lambda samples: np.median(samples, axis=1)),
+                (low, high),
                 len(own),
+                "faster" if low > 1 else "slower" if high < 1 else "even",
             )
         )
     return found
-
-
-def show(pairing: Pairing) -> str:
-    """``1.42 [1.38, 1.45]``."""
-    low, high = pairing.interval
-    return f"{pairing.ratio:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def compare(
@@ -244,7 +192,7 @@ def compare(
         costs = measure(LocalModel(module, eos=(), max_sequences=max(loads)), first, mixed, loads, progress=progress)
     alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, distribution, progress)
     together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, distribution, progress)
-    return SpeedComparison(alone, together, {"cpu": machine_name(), "threads": torch.get_num_threads()})
+    return SpeedComparison(tuple(alone), tuple(together), BenchMachine(machine_name(), torch.get_num_threads()))
 
 
 def one_by_one(
@@ -301,24 +249,9 @@ def under_load(
 
 
 def _note(place: str, found: Sequence[Pairing]) -> str:
-    return ", ".join(f"{p.name} {show(p)}" for p in found if p.place == place)
+    return ", ".join(f"{p.name} {p}" for p in found if p.place == place)
 
 
 def open_module(target: Path) -> nn.Module:
     """The network of a checkpoint folder, to be shared by all entrants. Raises UserError where it cannot be read."""
     return LocalModel.load(target).module
-
-
-def report_text(found: SpeedComparison) -> str:
-    """Both tables and what they say, for a terminal."""
-    alone = [(p.name, p.place, f"{p.tau:.2f}", f"{p.speed:,.0f}", show(p)) for p in found.domains]
-    one = table(["one request at a time", "on", "tau", "tokens/s", "x plain"], alone)
-    cell = {(p.name, p.place): show(p) for p in found.loads}
-    loads, schedules = (list(dict.fromkeys(key[i] for key in cell)) for i in (1, 0))
-    rows = [(name, *(cell[name, load] for load in loads)) for name in schedules if name != PLAIN]
-    many = table(["x plain, by requests at once", *loads], rows)
-    verdicts = [
-        f"{load} at once: {best}, {verdict} than no drafting" if verdict != "even" else f"{load} at once: {best}, even"
-        for load, best, verdict in found.pays()
-    ]
-    return "\n\n".join((one, many, "\n".join(verdicts)))

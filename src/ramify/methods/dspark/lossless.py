@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as GenericSequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -404,8 +403,3 @@ def _count(
     if -1 in found:
         raise UserError("an output came that the target cannot give: near-ties at a cut; take another prompt")
     return np.bincount(found, minlength=len(outcomes))
-
-
-def verdict(checks: GenericSequence[Check]) -> list[list[Any]]:
-    """Rows of a table: check, value, what it must be, observations, status."""
-    return [[c.name, c.value, f"{c.op} {c.threshold:g}" if c.threshold is not None else "", c.n, c.status] for c in checks]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence as GenericSequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from ramify.engine.schedules import GreedySchedule, Stale
 from ramify.engine.sequence import Sequence
 from ramify.engine.speculate import Round, Speculator
 from ramify.engine.tiny import weights_hash
+from ramify.methods.dspark.record import LoadOutlook
 from ramify.model.protocol import Prefix, Sampling
 
 PLAIN = (0, 0)
@@ -33,20 +33,14 @@ QUIET = 0.2
 """Quantile of the times of a stage that counts: what else runs on the machine only ever adds to them."""
 
 
-def break_even(profile: Profile, loads: GenericSequence[int] | None = None) -> list[dict[str, Any]]:
-    """By load, the best drafting its acceptance promises: requests, plain and drafting tokens/s,
-    gain, depth and drafts a request.
-
-    A gain of at most 1 says that drafting does not pay there.
-    """
+def break_even(profile: Profile, loads: GenericSequence[int] | None = None) -> list[LoadOutlook]:
+    """By load, the best drafting its acceptance promises."""
     schedule = GreedySchedule(profile, profile.block, np.full(profile.block, 0.7) if profile.prior is None else profile.prior)
     rows = []
     for requests in loads or profile.requests:
         gain, depth, verified = schedule.outlook(requests)
         plain = requests / float(profile.cycle(requests, np.array([float(requests)]), 0)[0])
-        rows.append(
-            {"requests": requests, "plain": plain, "drafting": gain * plain, "gain": gain, "depth": depth, "verified": verified}
-        )
+        rows.append(LoadOutlook(requests, plain, gain * plain, gain, depth, verified))
     return rows
 
 

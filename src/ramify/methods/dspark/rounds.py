@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -66,26 +65,32 @@ class Rounds:
         """The rounds at these indices, or where the mask is true."""
         return Rounds(*(part[rows] for part in (self.accepted, self.proposed, self.ended, self.confidence, self.prompt)))
 
-    def to_json(self) -> dict[str, Any]:
-        """Lists; confidences to 6 digits, null where there are none."""
+    def kept(self) -> KeptRounds:
+        """As a record; confidences to 6 digits."""
         has = not np.isnan(self.confidence).any()
-        return {
-            "accepted": self.accepted.tolist(),
-            "proposed": self.proposed.tolist(),
-            "ended": self.ended.tolist(),
-            "confidence": np.round(self.confidence.astype(np.float64), 6).tolist() if has else None,
-            "block": self.block,
-            "prompt": self.prompt.tolist(),
-        }
+        confidence = np.round(self.confidence.astype(np.float64), 6).tolist() if has else None
+        return KeptRounds(
+            self.accepted.tolist(), self.proposed.tolist(), self.ended.tolist(), confidence, self.block, self.prompt.tolist()
+        )
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Rounds:
-        """Inverse of :meth:`to_json`."""
-        n = len(record["accepted"])
-        given = record["confidence"]
-        confidence = np.full((n, record["block"]), np.nan) if given is None else np.array(given).reshape(n, record["block"])
-        accepted, proposed, prompt = (np.array(record[name], int) for name in ("accepted", "proposed", "prompt"))
-        return cls(accepted, proposed, np.array(record["ended"], bool), confidence, prompt)
+
+@dataclass(frozen=True, slots=True)
+class KeptRounds:
+    """:class:`Rounds` as lists, which have a JSON form; ``confidence`` is None where the drafter has none."""
+
+    accepted: list[int]
+    proposed: list[int]
+    ended: list[bool]
+    confidence: list[list[float]] | None
+    block: int
+    prompt: list[int]
+
+    def rounds(self) -> Rounds:
+        """Inverse of :meth:`Rounds.kept`."""
+        shape = (len(self.accepted), self.block)
+        confidence = np.full(shape, np.nan) if self.confidence is None else np.array(self.confidence).reshape(shape)
+        accepted, proposed, prompt = (np.array(part, int) for part in (self.accepted, self.proposed, self.prompt))
+        return Rounds(accepted, proposed, np.array(self.ended, bool), confidence, prompt)
 
 
 def joined(parts: Sequence[Rounds]) -> Rounds:

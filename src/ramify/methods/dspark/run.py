@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,14 @@ from ramify.methods.dspark import lossless, prompts
 from ramify.methods.dspark.algorithm import scaled
 from ramify.methods.dspark.drafter_files import for_target, load_drafter, save_drafter, unserved
 from ramify.methods.dspark.drafters import Qwen3Drafter
+from ramify.methods.dspark.record import CalibratedDrafter, LosslessCheck, LosslessReport, TrainedDrafter
 from ramify.methods.dspark.recorder import record
 from ramify.methods.dspark.rounds import accepted_length, conditional_acceptance
 from ramify.methods.dspark.settings import TrainOptions
 from ramify.methods.dspark.training import kept_text, train_drafter, unused_token
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Grammar, Sampling
-from ramify.stats.checks import Check
+from ramify.render.result import Cell
 from ramify.train.batch import Row
 
 CALIBRATION = "calibration.json"
@@ -70,7 +71,7 @@ class Target:
         return [read[i % len(read)] for i in range(n)]
 
 
-def cost_estimate(target: Target, options: TrainOptions) -> dict[str, Any]:
+def cost_estimate(target: Target, options: TrainOptions) -> dict[str, Cell]:
     """What a training costs: tokens the target samples at most, positions that are supervised, weights that are trained."""
     made = make(target, options, mask_token=0)
     slots = options.length if options.kind == "eagle3" else options.anchors
@@ -79,7 +80,7 @@ def cost_estimate(target: Target, options: TrainOptions) -> dict[str, Any]:
         "weights to train": sum(w.numel() for w in made.parameters() if w.requires_grad),
         "optimiser steps": options.steps,
         "supervised positions, at most": options.steps * options.rows * slots * options.block,
-        "target layers read": list(made.config.target_layers),
+        "target layers read": ", ".join(map(str, made.config.target_layers)),
     }
 
 
@@ -114,7 +115,7 @@ def train(
     out: Path,
     progress: Progress = SILENT,
     mask: int | None = None,
-) -> dict[str, Any]:
+) -> TrainedDrafter:
     """Train a drafter on ``rows`` and save it in ``out``; a call that was stopped continues. The last losses, and what was made.
 
     ``mask``: the mask token; None takes one that occurs in no row.
@@ -124,14 +125,13 @@ def train(
     drafter = make(target, options, mask)
     records = train_drafter(drafter, target.model, rows, options.training(), out, progress)
     save_drafter(drafter, out)
-    found = {"out": str(out), "kind": options.kind, "rows": len(rows), "mask_token": mask, **records[-1]}
-    warning = unserved(drafter.config)
-    return found | ({"warning": warning} if warning else {})
+    caveats = tuple(filter(None, [unserved(drafter.config)]))
+    return TrainedDrafter(str(out), options.kind, len(rows), mask, **vars(records[-1]), caveats=caveats)
 
 
 def calibrate(
     target: Target, folder: Path, given: Sequence[np.ndarray], settings: Sampling, seed: int, progress: Progress = SILENT
-) -> dict[str, Any]:
+) -> CalibratedDrafter:
     """Fit the temperatures of the drafter in ``folder`` on the rounds of half of the prompts, save them,
     and test them on the other half.
 
@@ -147,17 +147,11 @@ def calibrate(
     found, before, after = scaled(rounds)
     drafter.temperatures = torch.tensor(found, dtype=torch.float32)
     save_drafter(drafter, folder)
-    report = {
-        "rounds": len(rounds),
-        "tokens a pass": accepted_length(rounds),
-        "acceptance": conditional_acceptance(rounds).tolist(),
-        "temperatures": found.tolist(),
-        "before": [asdict(one) for one in before],
-        "after": [asdict(one) for one in after],
-    }
-    finite: dict[str, Any] = json.loads(json.dumps(report), parse_constant=lambda name: None)  # nan is no JSON
-    write_whole(folder / CALIBRATION, json.dumps(finite, indent=1) + "\n")
-    return finite
+    acceptance = tuple(None if math.isnan(share) else share for share in conditional_acceptance(rounds).tolist())
+    temperatures = tuple(found.tolist())
+    made = CalibratedDrafter(len(rounds), accepted_length(rounds), acceptance, temperatures, tuple(before), tuple(after))
+    write_whole(folder / CALIBRATION, json.dumps(made.to_json(), indent=1) + "\n")
+    return made
 
 
 def verify(
@@ -169,10 +163,12 @@ def verify(
     schedules: Sequence[str] = (),
     grammar: Grammar | None = None,
     progress: Progress = SILENT,
-) -> tuple[bool, list[Check]]:
-    """Whether the drafter in ``folder`` has a profile, and the checks of :func:`ramify.methods.dspark.lossless.verify` on it."""
+) -> LosslessReport:
+    """What :func:`ramify.methods.dspark.lossless.verify` says of the drafter in ``folder``, with its profile if it has one."""
     costs = Profile.load(folder) if (folder / FILE).is_file() else None
     drafter = load_drafter(folder, target.model.module)
-    return costs is not None, lossless.verify(
+    checks = lossless.verify(
         target.model, drafter, given, seed, samples, costs=costs, schedules=schedules, grammar=grammar, progress=progress
     )
+    passed = all(one.status in ("pass", "reported") for one in checks)
+    return LosslessReport(passed, samples, costs is not None, tuple(LosslessCheck(**one.to_json()) for one in checks))

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
@@ -27,6 +28,7 @@ from ramify.methods.dspark.drafter_files import TRAINING
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.dspark_drafter import DSpark
 from ramify.methods.dspark.eagle import Eagle3
+from ramify.methods.dspark.record import Losses, TrainStep
 from ramify.methods.dspark.settings import DrafterTraining
 from ramify.model.protocol import Prefix, Sampling
 from ramify.rollout.sampler import Sampler
@@ -127,7 +129,7 @@ def train_drafter(
     out: Path | None = None,
     progress: Progress = SILENT,
     stop_at: int | None = None,
-) -> list[dict[str, float]]:
+) -> list[TrainStep]:
     """Train ``drafter``, attached to ``target``, on ``rows`` (see :func:`regenerate`); the record of each reported step.
 
     With ``out`` the state is written into ``training`` there every so many steps, and a training that was stopped continues from
@@ -141,7 +143,7 @@ def train_drafter(
     settings = TrainConfig(lr=config.lr, beta2=0.999, clip_norm=CLIP_NORM)
     trainer = Trainer(drafter, settings, config.seed)
     what = _hash(drafter, target, rows, config)
-    records: list[dict[str, float]] = _resume(trainer, out, what) if out is not None else []
+    records = _resume(trainer, out, what) if out is not None else []
     features = _Features(target, c.target_layers, rows)
     every = max(1, config.steps // 50)
     progress.begin(config.steps, trainer.steps, "train", "steps")
@@ -150,18 +152,18 @@ def train_drafter(
         trainer.set_rate(config.lr * _rate(step, config))
         record = _step(trainer, drafter, features, config, step)
         if (step + 1) % every == 0 or step + 1 == config.steps:
-            records.append({"step": step + 1, **record})
-            progress.at(step + 1, ", ".join(f"{name} {value:.3f}" for name, value in record.items()))
+            records.append(TrainStep(**vars(record), step=step + 1))
+            progress.at(step + 1, str(record))
         if out is not None and ((step + 1) % (5 * every) == 0 or step + 1 == last):
             tensors, state = trainer.state()
             file = out / CHECKPOINT
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, pack(tensors, {**state, "what": what, "records": records}))
+            write_whole(file, pack(tensors, {**state, "what": what, "records": codec.to_json(records)}))
     drafter.eval()
     return records
 
 
-def _step(trainer: Trainer, drafter: Qwen3Drafter, features: _Features, config: DrafterTraining, step: int) -> dict[str, float]:
+def _step(trainer: Trainer, drafter: Qwen3Drafter, features: _Features, config: DrafterTraining, step: int) -> Losses:
     """One optimiser step; its losses and what the drafter would get accepted, under teacher forcing."""
     count = len(features.rows)
     picks = generator(config.seed, "drafter-batch", step).choice(count, min(config.rows, count), replace=False)
@@ -214,7 +216,7 @@ def block_loss(
     anchors: Tensor,
     keep: Tensor,
     config: DrafterTraining,
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, Losses]:
     """The three losses of spec 3.5 over all supervised slots, each a weighted mean; DFlash has the cross-entropy alone.
 
     ``tokens`` int64 and ``mask`` bool [B, T], ``features`` [B, T, m*D], ``law`` [B, T, V] the target's probabilities of the token
@@ -239,12 +241,12 @@ def block_loss(
         sure = F.binary_cross_entropy_with_logits(scores, accepted, reduction="none")
         loss = loss + config.confidence * (sure * weights).sum() / total
     tau = 1 + (accepted * counted).cumprod(-1).sum(-1)[keep].mean()
-    return loss, {"loss": float(loss.detach()), "cross_entropy": float(entropy.detach()), "tau": float(tau)}
+    return loss, Losses(float(loss.detach()), float(tau), float(entropy.detach()))
 
 
 def eagle_loss(
     drafter: Eagle3, tokens: Tensor, mask: Tensor, features: Tensor, distribution: Tensor, config: DrafterTraining
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, Losses]:
     """Soft cross-entropy to the target's distribution at every unrolled step,
     a mean per sequence, step j weighted :data:`STEP_DECAY`^j.
 
@@ -265,7 +267,7 @@ def eagle_loss(
         with torch.no_grad():
             chance = chance * torch.minimum(wanted, log_q.exp()).sum(-1)
             tau = tau + (chance * counted).sum() / counted.sum().clamp(min=1)
-    return loss, {"loss": float(loss.detach()), "tau": float(tau)}
+    return loss, Losses(float(loss.detach()), float(tau))
 
 
 # --- data ----------------------------------------------------------------------------------------------------------------------
@@ -338,7 +340,7 @@ def _hash(drafter: Qwen3Drafter, target: LocalModel, rows: Sequence[Row], config
     return stable_hash(*parts)
 
 
-def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
+def _resume(trainer: Trainer, out: Path, what: str) -> list[TrainStep]:
     file = out / CHECKPOINT
     if not file.is_file():
         return []
@@ -348,8 +350,7 @@ def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
             f"{file} is the state of another training (other data, target or settings); remove it or choose another folder"
         )
     trainer.restore(tensors, state)
-    records: list[dict[str, Any]] = state["records"]
-    return records
+    return codec.from_json(list[TrainStep], state.get("records"), str(file))
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from ramify.base.errors import EXIT_FAILED, UserError
+from ramify.base.errors import UserError
 from ramify.base.files import read_record
-from ramify.kit import DryRun, Json, Seed, Verbs, argument, option
+from ramify.base.progress import Progress
+from ramify.kit import DryRun, Seed, Verbs, argument, option
+from ramify.methods.dspark.record import BreakEven, CalibratedDrafter, LosslessReport, SpeedComparison, TrainedDrafter
 from ramify.methods.dspark.settings import TrainOptions
 from ramify.model.grammar import json_schema
 from ramify.model.protocol import Sampling
-from ramify.render.terminal import emit, progress, say, table
+from ramify.render.result import Cell, Planned
+from ramify.render.terminal import progress
 
 if TYPE_CHECKING:
     from ramify.methods.dspark.drafters import Qwen3Drafter
@@ -38,42 +41,33 @@ Temperature = Annotated[float, option(min=0, help="Temperature of the samples.")
 Tokens = Annotated[int, option(min=2, help="Tokens of a reply at most.")]
 
 
-def _rows(found: dict[str, Any]) -> list[list[Any]]:
-    """Names and values for a table; lists as text."""
-    return [[name, ", ".join(map(_short, value)) if isinstance(value, list) else value] for name, value in found.items()]
+def _train_plan(options: TrainOptions, target: str, prompts: Path | None, raw: bool) -> dict[str, Cell]:
+    """What a training costs."""
+    from ramify.methods.dspark import run
+    from ramify.methods.dspark.run import Target
+
+    opened = Target.open(target)
+    opened.prompts(prompts, options.sequences, raw, options.seed, "train")  # what is wrong with them is said now
+    return run.cost_estimate(opened, options)
 
 
-def _short(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-@app.verb(settings=TrainOptions)
+@app.study(settings=TrainOptions, plan=_train_plan)
 def train(
     options: TrainOptions,
     target: TargetName,
     out: Annotated[Path, option(metavar="DRAFTER", help="Folder to write; a call that was stopped continues there.")],
+    bar: Progress,
     prompts: Prompts = None,
     raw: Raw = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> TrainedDrafter:
     """Train a drafter on text that the target writes itself."""
     from ramify.methods.dspark import run
     from ramify.methods.dspark.run import Target
 
     opened = Target.open(target)
     given = opened.prompts(prompts, options.sequences, raw, options.seed, "train")
-    cost = run.cost_estimate(opened, options)
-    if dry_run:
-        emit({"settings": options.to_json(), "bill": cost}, as_json, table(["what it costs", ""], _rows(cost)))
-        return
-    kept = f"what {out} holds is kept: the same command continues"
-    with progress(out.name, as_json=as_json, kept=kept) as bar:
-        rows = run.text(opened, given, options, out, bar)
-        found = run.train(opened, rows, options, out, bar)
-    if "warning" in found:
-        say(f"warning: {found['warning']}")
-    emit(found, as_json, table(["number", "value"], _rows({k: v for k, v in found.items() if k != "warning"})))
+    rows = run.text(opened, given, options, out, bar)
+    return run.train(opened, rows, options, out, bar)
 
 
 @app.verb()
@@ -86,8 +80,7 @@ def calibrate(
     tokens: Tokens = 64,
     temperature: Temperature = 1.0,
     seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+) -> CalibratedDrafter:
     """Fit one temperature a position to the drafter's confidences, save them with it, and test them on other prompts."""
     from ramify.methods.dspark import run
     from ramify.methods.dspark.run import Target
@@ -95,23 +88,8 @@ def calibrate(
     opened = Target.open(target)
     given = opened.prompts(prompts, n, raw, seed, "calibrate")
     settings = Sampling(temperature=temperature, max_tokens=tokens)
-    with progress("calibrate", as_json=as_json, kept=UNCHANGED) as bar:
-        found = run.calibrate(opened, drafter, given, settings, seed, bar)
-    columns = ["position", "rounds", "temperature", "error before", "error after", "of a perfect one", "AUROC"]
-    rows = [
-        [
-            after["position"],
-            after["n"],
-            found["temperatures"][after["position"] - 1],
-            before["error"],
-            after["error"],
-            after["floor"],
-            after["ranking"],
-        ]
-        for before, after in zip(found["before"], found["after"], strict=True)
-    ]
-    title = f"{found['rounds']} rounds, {found['tokens a pass']:.2f} tokens a pass of the target"
-    emit(found, as_json, table(columns, rows, title))
+    with progress("calibrate", kept=UNCHANGED) as bar:
+        return run.calibrate(opened, drafter, given, settings, seed, bar)
 
 
 @app.verb()
@@ -124,8 +102,7 @@ def profile(
     repeats: Annotated[int, option(min=3, help="Cycles timed for each load and number of drafts.")] = 24,
     temperature: Temperature = 1.0,
     seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+) -> BreakEven:
     """Time whole cycles on this machine, save them with the drafter, and say at which load drafting pays."""
     from ramify.methods.dspark.drafter_files import load_drafter
     from ramify.methods.dspark.profile import break_even, measure
@@ -135,17 +112,10 @@ def profile(
     at = _loads(loads)
     given = opened.prompts(prompts, 4 * max(at), raw, seed, "calibrate")
     settings, loaded = Sampling(temperature=temperature, max_tokens=64), load_drafter(drafter, opened.model.module)
-    with progress("profile", as_json=as_json, kept=UNCHANGED) as bar:
+    with progress("profile", kept=UNCHANGED) as bar:
         made = measure(opened.model, loaded, given, at, repeats, settings, seed, bar)
     made.save(drafter)
-    found = break_even(made)
-    columns = ["requests", "plain, tokens/s", "drafting, tokens/s", "gain", "drafts", "verified a request"]
-    rows = [[row[name] for name in ("requests", "plain", "drafting", "gain", "depth", "verified")] for row in found]
-    worth = [str(row["requests"]) for row in found if row["gain"] > 1]
-    title = (
-        f"drafting promises to pay at {', '.join(worth)} requests at once" if worth else "drafting pays at none of these loads"
-    )
-    emit({"loads": found, "saved": str(drafter)}, as_json, table(columns, rows, title))
+    return BreakEven(tuple(break_even(made)), str(drafter))
 
 
 def _loads(text: str) -> list[int]:
@@ -179,11 +149,10 @@ def bench(
     ] = None,
     seed: Seed = 0,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> SpeedComparison | Planned:
     """Sample the same replies with and without drafters, in turns: tokens a pass, tokens/s, and from which load on none pays."""
     from ramify.engine.profile import FILE, Profile
-    from ramify.methods.dspark.bench import SCHEDULES, SETTLE, compare, report_text
+    from ramify.methods.dspark.bench import SCHEDULES, SETTLE, compare
     from ramify.methods.dspark.drafter_files import load_drafter
     from ramify.methods.dspark.run import Target
 
@@ -195,12 +164,11 @@ def bench(
     if dry_run:
         alone = (turns + 1) * (len(made) + 1 + len(peers or [])) * 2
         together = (turns + SETTLE) * (len(SCHEDULES) + 1) * sum(max(4, 2 * one) for one in at)
-        cost = {"replies": alone + together, "tokens to sample": (alone + together) * tokens}
-        emit({"bill": cost}, as_json, table(["what it costs", ""], _rows(cost)))
-        return
+        settings = {"target": target, "loads": loads, "turns": turns, "tokens": tokens, "temperature": temperature}
+        return Planned(settings, {"replies": alone + together, "tokens to sample": (alone + together) * tokens})
     file = drafters[0] / FILE
-    with progress("bench", as_json=as_json, kept="nothing was written") as bar:
-        found = compare(
+    with progress("bench", kept="nothing was written") as bar:
+        return compare(
             opened.folder,
             made,
             given,
@@ -211,7 +179,6 @@ def bench(
             rounds=turns,
             progress=bar,
         )
-    emit(found.to_json(), as_json, report_text(found))
 
 
 def _peer(kind: str, path: str, opened: Target) -> Path | Qwen3Drafter | None:
@@ -239,27 +206,17 @@ def verify_lossless(
         Path | None, option(metavar="FILE", help="Compare greedy and coupled replies held to this JSON schema, too.")
     ] = None,
     seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+) -> LosslessReport:
     """Check on your own pair that drafting changes no distribution and no greedy token,
     under every schedule; exit code 1 where it does.
 
     greedy and stale2 run under the drafter's profile where it has one.
     """
-    from ramify.methods.dspark import lossless, run
+    from ramify.methods.dspark import run
     from ramify.methods.dspark.run import Target
 
     grammar = None if schema is None else json_schema(read_record(schema, "the JSON schema"), str(schema))
     opened = Target.open(target)
     given = opened.prompts(prompts, n, raw, seed, "test")
-    with progress("verify", as_json=as_json, kept=UNCHANGED) as bar:
-        profiled, checks = run.verify(opened, drafter, given, seed, samples, schedules or (), grammar, bar)
-    passed = all(one.status in ("pass", "reported") for one in checks)
-    title = (
-        f"{'nothing changes but the speed' if passed else 'MISSED'} ({samples} outputs a schedule; "
-        f"{'profile' if profiled else 'made-up costs'})"
-    )
-    shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)
-    emit({"passed": passed, "checks": [one.to_json() for one in checks]}, as_json, shown)
-    if not passed:
-        raise SystemExit(EXIT_FAILED)
+    with progress("verify", kept=UNCHANGED) as bar:
+        return run.verify(opened, drafter, given, seed, samples, schedules or (), grammar, bar)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -155,10 +155,6 @@ class Gain:
     def gains(self) -> bool:
         """It is faster: the lower bound exceeds 1.03, and the times are quiet enough."""
         return self.ranked and self.low > LEAST_GAIN
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is kept; ``Gain(**data)`` reads it back."""
-        return asdict(self)
 
 
 def paired_gain(reference: Sequence[float], candidate: Sequence[float], rng: np.random.Generator, samples: int = 2000) -> Gain:

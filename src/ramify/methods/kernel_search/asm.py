@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _HEAD = re.compile(r"^[0-9a-f]+ <([^>]+)>:$")
 _LINE = re.compile(r"^(?:\S*/)?([^/\s:]+\.\w+):(\d+)")
@@ -44,7 +44,7 @@ class Loop:
 
     line: int
     """Source line of most of its work; 0 where the code has no lines."""
-    lines: tuple[int, ...]
+    lines: tuple[int, ...] = field(metadata={"json": False})
     depth: int
     """Loops around it, itself included."""
     instructions: int
@@ -73,33 +73,13 @@ class Loop:
     """Scalar additions, each to the sum of the one before, whose last the next iteration needs."""
     strided: bool
     """A pointer that loads go through advances by a register or by a line or more."""
-    text: str
+    text: str = field(metadata={"json": False})
     """Its instructions, for llvm-mca."""
 
     @property
     def share(self) -> float:
         """Packed share of its floating-point arithmetic; 1 where it has none."""
         return self.packed / (self.packed + self.scalar) if self.packed + self.scalar else 1.0
-
-
-COUNTS = (
-    "depth",
-    "instructions",
-    "packed",
-    "scalar",
-    "width",
-    "integer",
-    "converts",
-    "jumps",
-    "selects",
-    "loads",
-    "stores",
-    "stack",
-    "gathers",
-    "shuffles",
-    "divisions",
-)
-"""The numbers of a loop."""
 
 
 def functions(assembly: str) -> dict[str, list[Instruction]]:

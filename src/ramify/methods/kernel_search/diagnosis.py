@@ -9,23 +9,27 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import InfrastructureError
+from ramify.base import codec
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import stable_hash
 from ramify.methods.kernel_search.algorithm import Class, attainable, classify
-from ramify.methods.kernel_search.asm import COUNTS, Loop, cache_lines, functions, loops, mca_cycles, reached
+from ramify.methods.kernel_search.asm import Loop, cache_lines, functions, loops, mca_cycles, reached
+from ramify.methods.kernel_search.report import DiagnosedKernel, DiagnosedLoop, Roofline
 from ramify.methods.kernel_search.sass import nvidia_tool
 from ramify.methods.kernel_search.task import KernelTask, evaluate, scalar_values
-from ramify.methods.kernel_search.tools import KernelMetrics, Prescription, examine
+from ramify.methods.kernel_search.tools import TIERS, KernelMetrics, Prescription, examine
 from ramify.methods.kernel_search.wall import COMPILING, INSIDE, Built, Code, Wall, WallTrial
+from ramify.render.numbers import percent
+from ramify.render.result import Result, Section, table
 from ramify.sandbox.protocol import MIB, Limits, Sandbox
 
 SIZES = (16 << 10, 256 << 10, 4 << 20, 64 << 20)
@@ -58,9 +62,49 @@ class Roofs:
         smaller = [one for one in self.bandwidth if one <= max(size, min(self.bandwidth))]
         return max(self.bandwidth[one] for one in smaller)
 
-    def to_json(self) -> dict[str, Any]:
-        """As it is kept."""
-        return {"peak": self.peak, "bandwidth": {str(k): v for k, v in self.bandwidth.items()}, "noise": self.noise}
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Whether something can be measured here."""
+
+    measures: str
+    here: bool
+    how: str
+    """Or why not."""
+
+
+@dataclass(frozen=True)
+class MeasurableHere(Result):
+    """What can be measured on this machine."""
+
+    tiers: Mapping[str, Tier]
+    roofs: Roofs | None
+
+    def sections(self) -> Iterable[Section]:
+        """The tiers and the roofs."""
+        rows = [(name, one.measures, one.here, one.how) for name, one in self.tiers.items()]
+        yield Section.of("", table(("tier", "measures", "here", "how"), rows))
+        if self.roofs is not None:
+            sizes = [(f"{size >> 10} KiB", f"{speed / 1e9:.1f} GB/s") for size, speed in sorted(self.roofs.bandwidth.items())]
+            noise = f"peak {self.roofs.peak / 1e9:.1f} Gflop/s in float32, spread of equal batches {percent(self.roofs.noise)}"
+            yield Section.of("", noise, table(("working set", "bandwidth"), sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class RulerTimes:
+    """What the rulers print: flops a second of each batch, and bytes a second of each batch by working set."""
+
+    peak: tuple[float, ...]
+    triad: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CountedOperators:
+    """What operators.py prints of a torch kernel."""
+
+    operators: Mapping[str, tuple[int, int]]
+    """Operator -> (calls, bytes)."""
+    flops: float
 
 
 def processor() -> str:
@@ -91,40 +135,38 @@ async def measured_roofs(sandbox: Sandbox, fresh: bool = False) -> Roofs:
     file = cache_file()
     if not fresh and file.is_file():
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            return Roofs(float(data["peak"]), {int(k): float(v) for k, v in data["bandwidth"].items()}, float(data["noise"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            return codec.from_json(Roofs, json.loads(file.read_text(encoding="utf-8")), str(file))
+        except (ValueError, UserError):
             pass  # damaged: measured again
     source = (INSIDE / "rulers.c").read_text(encoding="utf-8")
     script = "set -e\ngcc -O3 -march=native -w rulers.c -o rulers\n./rulers " + " ".join(map(str, SIZES)) + "\n"
     limits = Limits(seconds=60, memory_bytes=2048 * MIB, processes=64, disk_bytes=64 * MIB)
     outcome = await sandbox.run(["sh", "go"], files={"rulers.c": source, "go": script}, limits=limits)
     try:
-        data = json.loads(outcome.text)
-        rows = np.asarray(data["triad"], float)
+        told = codec.from_json(RulerTimes, json.loads(outcome.text), "the rulers")
         roofs = Roofs(
-            float(max(data["peak"])),
-            {size: float(max(row)) for size, row in zip(SIZES, rows, strict=True)},
-            float(np.std(data["peak"]) / np.mean(data["peak"])),
+            max(told.peak),
+            {size: max(row) for size, row in zip(SIZES, told.triad, strict=True)},
+            float(np.std(told.peak) / np.mean(told.peak)),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, UserError) as error:
         raise InfrastructureError("tool", f"the rulers did not run: {outcome.error_text.strip()[-200:] or error}") from None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(roofs.to_json()))
+        write_whole(file, json.dumps(codec.to_json(roofs)))
     except OSError:
         pass  # measured again next time
     return roofs
 
 
-def tiers() -> dict[str, tuple[bool, str]]:
-    """What this machine can measure: tier -> (whether, how or why not)."""
+def tiers() -> dict[str, Tier]:
+    """What this machine can measure."""
 
     def has(program: str) -> bool:
         return shutil.which(program) is not None
 
     x86 = platform.machine() in ("x86_64", "AMD64")
-    return {
+    here = {
         "C0": (
             has("gcc") and has("objdump") and x86,
             "gcc and objdump"
@@ -151,6 +193,7 @@ def tiers() -> dict[str, tuple[bool, str]]:
         "G1": (has("nvidia-smi"), "a GPU" if has("nvidia-smi") else "off: no GPU here"),
         "G2": (has("ncu"), "ncu" if has("ncu") else "off: no ncu here, so stall reasons are not known"),
     }
+    return {name: Tier(TIERS[name], *one) for name, one in here.items()}
 
 
 def gpu_tools() -> tuple[bool, str]:
@@ -213,7 +256,7 @@ async def gather(
     return metrics
 
 
-async def _operators(wall: Wall, code: Code) -> tuple[dict[str, list[int]] | None, float | None]:
+async def _operators(wall: Wall, code: Code) -> tuple[Mapping[str, Sequence[int]] | None, float | None]:
     """Of a torch kernel operator -> (calls, bytes), and its flops;
     None where it does not run alone, or torch compiles it into other operators."""
     task = wall.task
@@ -242,9 +285,9 @@ async def _operators(wall: Wall, code: Code) -> tuple[dict[str, list[int]] | Non
     env = {"OMP_NUM_THREADS": "1", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
     outcome = await wall.sandbox.run(["python", "operators.py"], files=files, limits=limits, env=env)
     try:
-        found = json.loads(outcome.text.splitlines()[-1])
-        return {str(name): [int(row[0]), int(row[1])] for name, row in found["operators"].items()}, float(found["flops"]) or None
-    except (ValueError, KeyError, TypeError, IndexError):
+        found = codec.from_json(CountedOperators, json.loads(outcome.text.splitlines()[-1]), "the operators")
+        return found.operators, found.flops or None
+    except (ValueError, IndexError, UserError):
         return None, None
 
 
@@ -366,43 +409,38 @@ class KernelDiagnosis:
     roofs: Roofs | None = None
     trial: WallTrial | None = None
 
-    def roofline(self) -> dict[str, float | None]:
-        """Intensity, what is attainable and what is reached, in flops a second; fractions of the roof."""
+    def roofline(self) -> Roofline | None:
+        """Against the measured roofs; None where they, the traffic or the time are not known."""
         m = self.metrics
         if self.roofs is None or not m.bytes or not m.seconds:
-            return {}
-        intensity = m.flops / m.bytes if m.flops else None
-        roof = attainable(intensity, self.roofs.peak, self.roofs.at(m.bytes)) if intensity else None
-        return {
-            "intensity": intensity,
-            "ridge": self.roofs.peak / self.roofs.at(m.bytes),
-            "attainable": roof,
-            "reached": m.flops / m.seconds if m.flops else None,
-            "share of the roof": m.flops / m.seconds / roof if m.flops and roof else m.bytes / m.seconds / self.roofs.at(m.bytes),
-        }
+            return None
+        intensity, bandwidth = m.flops / m.bytes if m.flops else None, self.roofs.at(m.bytes)
+        roof = attainable(intensity, self.roofs.peak, bandwidth) if intensity else None
+        reached = m.flops / m.seconds if m.flops else None
+        share = reached / roof if reached and roof else m.bytes / m.seconds / bandwidth
+        return Roofline(intensity, self.roofs.peak / bandwidth, roof, reached, share)
 
-    def to_json(self) -> dict[str, Any]:
-        """As it is printed."""
-        m = self.metrics
-        return {
-            "kernel": self.task.name,
-            "kind": self.task.kind,
-            "class": self.klass,
-            "seconds": m.seconds,
-            "noise": self.trial.gain.noise if self.trial and self.trial.gain else None,
-            "roofline": self.roofline(),
-            "findings": [one.to_json() for one in self.findings],
-            "not_measurable": list(self.missing),
-            "loops": [loop_json(one, m) for one in m.loops or ()],
-            "skipped": list(self.trial.skipped) if self.trial else [],
-            "notes": list(self.trial.notes) if self.trial else [],
-        }
-
-
-def loop_json(loop: Loop, metrics: KernelMetrics | None = None) -> dict[str, Any]:
-    """A loop's counts for a reader."""
-    made = {name: getattr(loop, name) for name in ("line", *COUNTS, "chain", "strided")} | {"calls": list(loop.calls)}
-    return made | ({} if metrics is None else {"share": metrics.share(loop.line), "missed": metrics.missed(loop)})
+    def result(self) -> DiagnosedKernel:
+        """As the verb returns it."""
+        m, gain = self.metrics, self.trial.gain if self.trial else None
+        counted = [{one.name: getattr(loop, one.name) for one in fields(loop)} for loop in m.loops or ()]
+        loops = tuple(
+            DiagnosedLoop(**own, took=m.share(loop.line), missed=m.missed(loop))
+            for own, loop in zip(counted, m.loops or (), strict=True)
+        )
+        return DiagnosedKernel(
+            kernel=self.task.name,
+            kind=self.task.kind,
+            bound=self.klass,
+            seconds=m.seconds,
+            noise=gain.noise if gain else None,
+            roofline=self.roofline(),
+            findings=self.findings,
+            not_measurable=self.missing,
+            loops=loops,
+            skipped=self.trial.skipped if self.trial else (),
+            caveats=self.trial.notes if self.trial else (),
+        )
 
 
 async def diagnose(

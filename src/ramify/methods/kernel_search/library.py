@@ -12,11 +12,11 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.files import read_small, write_whole
 from ramify.base.ids import stable_hash
@@ -78,6 +78,19 @@ class Excerpt:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class KeptKernel:
+    """What the first line of a kept kernel says of it."""
+
+    symbol: str
+    signature: str
+    flags: tuple[str, ...]
+    macros: Mapping[str, str]
+    speedup: float
+    words: tuple[str, ...]
+    """Of its original, names aside."""
+
+
 def signature(task: KernelTask) -> str:
     """Types and roles of the arguments in order, and what is returned: kernels of one signature can stand for each other."""
     arrays = {one.name: f"{one.type}{one.role}" for one in task.arrays}
@@ -105,20 +118,14 @@ class CodeLibrary:
 
     def keep(self, task: KernelTask, code: Code, speedup: float) -> Path:
         """Write an accepted kernel into the folder, under a name made of its code; returns the file."""
-        about = {
-            "symbol": task.symbol,
-            "signature": signature(task),
-            "flags": list(code.flags),
-            "macros": dict(code.macros),
-            "speedup": round(speedup, 3),
-            "words": sorted(_renamed(task.source, task.symbol)),
-        }
+        words = tuple(sorted(_renamed(task.source, task.symbol)))
+        about = KeptKernel(task.symbol, signature(task), code.flags, code.macros, round(speedup, 3), words)
         python = task.kind != "c"
         path = (
             self.folder / f"{task.symbol}-{stable_hash('kept kernel', code.key, task.identity)[:10]}{'.py' if python else '.c'}"
         )
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, f"{'#' if python else '//'} ramify kernel: {json.dumps(about)}\n{code.source}")
+        write_whole(path, f"{'#' if python else '//'} ramify kernel: {json.dumps(codec.to_json(about))}\n{code.source}")
         return path
 
     def like(self, task: KernelTask, most: int = 2) -> list[Code]:
@@ -132,20 +139,16 @@ class CodeLibrary:
             if head is None:
                 continue
             try:
-                about: dict[str, Any] = json.loads(head[1])
-                words = set(map(str, about["words"]))
-                code = Code(
-                    text[head.end() :], tuple(map(str, about["flags"])), {str(k): str(v) for k, v in about["macros"].items()}
-                )
-                symbol, same, speedup = str(about["symbol"]), about["signature"] == signature(task), float(about["speedup"])
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                about = codec.from_json(KeptKernel, json.loads(head[1]), "")
+            except (ValueError, RecursionError, UserError):
                 raise UserError(
                     f"{path}:1 is no line of a kept kernel: write it again with --library, or remove the file"
                 ) from None
+            words, same = set(about.words), about.signature == signature(task)
             alike = len(words & mine) / max(1, len(words | mine))
-            if same and alike >= LIKE and re.fullmatch(r"[A-Za-z_]\w*", symbol):
-                source = re.sub(rf"\b{symbol}\b", task.symbol, code.source)
-                found.append((alike, speedup, str(path), Code(source, code.flags, code.macros)))
+            if same and alike >= LIKE and re.fullmatch(r"[A-Za-z_]\w*", about.symbol):
+                source = re.sub(rf"\b{about.symbol}\b", task.symbol, text[head.end() :])
+                found.append((alike, about.speedup, str(path), Code(source, about.flags, about.macros)))
         found.sort(key=lambda one: (-one[0], -one[1], one[2]))
         return [code for *_, code in found[:most]]
 

@@ -9,11 +9,12 @@ that was killed, and a tree is made again from its journal bit for bit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.waiting import wait_for
@@ -21,9 +22,10 @@ from ramify.methods.kernel_search.algorithm import EACH, CandidateNode, Candidat
 from ramify.methods.kernel_search.diagnosis import Roofs, class_of, floor_of, gather, measured_roofs
 from ramify.methods.kernel_search.library import CodeLibrary
 from ramify.methods.kernel_search.proposers import KernelProposer, Proposal, SearchMemory, find_proposer
+from ramify.methods.kernel_search.report import LineStep, SearchedKernel, ToolRate
 from ramify.methods.kernel_search.task import KernelTask
 from ramify.methods.kernel_search.tools import Prescription, examine
-from ramify.methods.kernel_search.wall import Built, Code, Wall, WallTrial, code_of, trial_of
+from ramify.methods.kernel_search.wall import Built, Code, Wall, WallTrial
 from ramify.search.loop import search as search_loop
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, Provenance, Score, make_node
@@ -69,25 +71,38 @@ class BestKernel:
         """Source of the best one."""
         return self.best.source
 
-    def to_json(self) -> dict[str, Any]:
-        """As it is printed."""
-        return {
-            "speedup": self.speedup,
-            "interval": list(self.ci),
-            "gain": None if self.gain is None else self.gain.to_json(),
-            "number": self.number,
-            "best": self.best.to_json(),
-            "candidates": len(self.trials) - 1,
-            "refused": sum(not one.ok for one in self.trials[1:]),
-            "repeated": self.repeated,
-            "unranked": sum(one.gain is not None and not one.gain.ranked for one in self.trials),
-            "stopped": self.stopped,
-            "line": [
-                {"number": one.number, "how": one.how, "speedup": one.speedup}
-                for one in reversed(list(self.tree.line(self.number)))
-            ],
-            "tools": {name: {"gained": hits, "tried": tries} for name, (hits, tries) in sorted(self.rates.items())},
-        }
+    def result(self, strict: bool = False) -> SearchedKernel:
+        """As the verb returns it; with ``strict`` nothing faster is a failure."""
+        return SearchedKernel(
+            speedup=self.speedup,
+            interval=self.ci,
+            gain=self.gain,
+            number=self.number,
+            best=self.best,
+            candidates=len(self.trials) - 1,
+            refused=sum(not one.ok for one in self.trials[1:]),
+            repeated=self.repeated,
+            unranked=sum(one.gain is not None and not one.gain.ranked for one in self.trials),
+            stopped=self.stopped,
+            line=tuple(LineStep(one.number, one.how, one.speedup) for one in reversed(list(self.tree.line(self.number)))),
+            tools={name: ToolRate(*rate) for name, rate in sorted(self.rates.items())},
+            strict=strict,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TriedCandidate:
+    """A candidate in the journal."""
+
+    code: Code
+    how: str
+    tool: str
+    trial: WallTrial
+    roof: float
+    """Fraction of the roof that it reaches."""
+    parent: int
+    machine: str = ""
+    """Hash of its machine code."""
 
 
 class KernelSearch:
@@ -186,24 +201,19 @@ class KernelSearch:
             self.tree.spent(number)
             return
         for i in range(max(len(proposals), sum(one is not None for one in known))):
-            record = known[i]
-            if record is None:
+            held = known[i]
+            if held is not None:
+                record = codec.from_json(TriedCandidate, held, f"candidate {self._round}.{i}")
+            else:
                 code, how, tool = proposals[i]
                 trial, built = await self._tried(code)
                 reached = 0.0 if trial.gain is None or self.roofs is None else self.wall.floor / trial.gain.candidate
-                record = {
-                    "code": code.to_json(),
-                    "how": how,
-                    "tool": tool,
-                    "trial": trial.to_json(),
-                    "roof": reached,
-                    "parent": number,
-                    "machine": "" if isinstance(built, str) else built.machine,
-                }
-                self._note(TRIAL, f"{self._round}.{i}", record)
+                machine = "" if isinstance(built, str) else built.machine
+                record = TriedCandidate(code, how, tool, trial, reached, number, machine)
+                self._note(TRIAL, f"{self._round}.{i}", codec.to_json(record))
                 self.builds[len(self.trials)] = built
             self._take(number, record)
-            if known[i] is None and self.config.memory:
+            if held is None and self.config.memory:
                 self._remember(number, record)
         self._note(TRIAL, f"{self._round}.end", {})
 
@@ -251,29 +261,26 @@ class KernelSearch:
                 )
         return self.findings[number]
 
-    def _take(self, parent: int, record: Mapping[str, Any]) -> None:
-        code, trial = code_of(record["code"]), trial_of(record["trial"])
-        number = self.tree.add(parent, code.key, self.rank(trial), str(record["how"]), float(record["roof"]))
+    def _take(self, parent: int, record: TriedCandidate) -> None:
+        code, trial, tool = record.code, record.trial, record.tool
+        number = self.tree.add(parent, code.key, self.rank(trial), record.how, record.roof)
         self.codes.append(code)
         self.trials.append(trial)
-        self._met(str(record.get("machine", "")), number)
-        tool = str(record["tool"])
-        self.how.append((str(record["how"]), tool))
+        self._met(record.machine, number)
+        self.how.append((record.how, tool))
         above, own = self.tree.nodes[parent].speedup, self.tree.nodes[number].speedup
         ratio = own / above if own and above else None
         if tool:
             hits, tries = self.rates.get(tool, (0, 0))
             self.rates[tool] = (hits + bool(ratio and ratio > 1.5), tries + 1)
         if self.run is not None:
-            self.nodes.append(self._node(parent, code, str(record["how"]), trial))
+            self.nodes.append(self._node(parent, code, record.how, trial))
         self.progress.at(self.done, f"best {self.tree.nodes[self.tree.best].speedup or 1:.2f}x")
 
-    def _remember(self, parent: int, record: Mapping[str, Any]) -> None:
+    def _remember(self, parent: int, record: TriedCandidate) -> None:
         """Append the newest candidate to the memory; one that a continued search takes over is there already."""
         above, own = self.tree.nodes[parent].speedup, self.tree.nodes[-1].speedup
-        self.memory.add(
-            str(record["tool"]), str(record["how"]), own / above if own and above else None, str(record["trial"]["refused"])
-        )
+        self.memory.add(record.tool, record.how, own / above if own and above else None, record.trial.refused)
 
     def _met(self, machine: str, number: int) -> None:
         if machine:
@@ -317,7 +324,7 @@ class KernelSearch:
                         SCORER,
                         None if trial.ok and value is None else value or 0.0,
                         "times faster",
-                        evidence=trial.to_json() | {"reward": reward(value)},
+                        evidence=codec.to_json(trial) | {"reward": reward(value)},
                     )
                 )
         return node.id
@@ -334,11 +341,11 @@ class KernelSearch:
         for one in list(promising.values())[:3]:
             record = self.known.get((TRIAL, f"confirmed {one.number} of {self.done}"))
             again = (
-                trial_of(record)
+                codec.from_json(WallTrial, record, f"candidate {one.number}, confirmed")
                 if record
                 else await self.wall.confirm(self.codes[one.number], 1_000_000 + one.number, pairs=2 * self.wall.pairs)
             )
-            self._note(TRIAL, f"confirmed {one.number} of {self.done}", again.to_json())
+            self._note(TRIAL, f"confirmed {one.number} of {self.done}", codec.to_json(again))
             if again.ok and again.gain is not None and again.gain.gains:
                 best, confirmed = one.number, again
                 break
@@ -383,7 +390,7 @@ class KernelSearch:
                 f"ramify kernel-search explain {self.run.folder if self.run else 'RUN'} --code best",
                 found.speedup,
                 "times faster",
-                found.to_json(),
+                found.result().to_keep(),
             )
         ]
 
@@ -438,37 +445,21 @@ def search(
         return wait_for(whole(run))
 
 
-def tree_of(run: Run) -> tuple[CandidateTree, list[dict[str, Any]]]:
+def tree_of(run: Run) -> tuple[CandidateTree, list[TriedCandidate]]:
     """The tree of a stored search, made again from its journal, and its records. Raises UserError on another run."""
     if run.kind != KIND:
         raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
     config = run.config
-    records = [dict(one.payload) for one in run.journal(TRIAL) if isinstance(one.payload, dict) and "code" in one.payload]
+    records = [
+        codec.from_json(TriedCandidate, one.payload, f"{run.folder}, candidate {one.key}")
+        for one in run.journal(TRIAL)
+        if one.key.replace(".", "").isdigit()
+    ]
     roots = [node for node in run.nodes(TREE) if node.parent is None]
     if not roots:
         raise UserError(f"{run.folder} holds no candidate yet")
-    data = roots[0].data
-    first = Code(roots[0].text, tuple(data["flags"]), dict(data["macros"]))
+    first = codec.from_json(Code, {"source": roots[0].text, **roots[0].data}, f"{run.folder}, the original")
     tree = CandidateTree(first.key, str(config.get("algo", "mcts")))
     for record in records:
-        trial = trial_of(record["trial"])
-        tree.add(
-            int(record["parent"]), code_of(record["code"]).key, ranked_speedup(trial), str(record["how"]), float(record["roof"])
-        )
+        tree.add(record.parent, record.code.key, ranked_speedup(record.trial), record.how, record.roof)
     return tree, records
-
-
-def outline(tree: CandidateTree) -> list[str]:
-    """The tree as lines, each child below its parent."""
-    lines: list[str] = []
-
-    def walk(node: CandidateNode, indent: int) -> None:
-        worth = "refused" if not node.correct else f"{node.speedup:.2f}x"
-        visits = f", {node.visits} visits" if node.children else ""
-        pruned = f" ({node.pruned})" if node.pruned else ""
-        lines.append(f"{'  ' * indent}{node.number} {node.how}: {worth}{visits}{pruned}")
-        for child in node.children:
-            walk(tree.nodes[child], indent + 1)
-
-    walk(tree.nodes[0], 0)
-    return lines

@@ -4,9 +4,11 @@ and an assertion for tests."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
 from ramify.base.waiting import wait_for
@@ -56,20 +58,27 @@ class KernelJudge(Each):
             return Judgement()
         code = code_in(self.wall.original, item.text)
         if code is None:
-            return Judgement(0.0, evidence={"refused": "the reply has no fenced block", "stage": "reply", "speedup": None})
+            return Judgement(0.0, evidence=codec.to_json(KernelEvidence("the reply has no fenced block", "reply")))
         trial = await self.wall.trial(code, int(code.key[:6], 16))
-        return Judgement(reward(ranked_speedup(trial)), evidence=_evidence(trial))
+        return Judgement(reward(ranked_speedup(trial)), evidence=codec.to_json(_evidence(trial)))
 
 
-def _evidence(trial: WallTrial) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class KernelEvidence:
+    """What a judgement rests on."""
+
+    refused: str
+    stage: str
+    speedup: float | None = None
+    interval: tuple[float, float] | None = None
+    ranked: bool = False
+
+
+def _evidence(trial: WallTrial) -> KernelEvidence:
     gain = trial.gain
-    return {
-        "refused": trial.refused,
-        "stage": trial.stage,
-        "speedup": gain.speedup if gain else None,
-        "interval": [gain.low, gain.high] if gain else None,
-        "ranked": bool(gain and gain.ranked),
-    }
+    if gain is None:
+        return KernelEvidence(trial.refused, trial.stage)
+    return KernelEvidence(trial.refused, trial.stage, gain.speedup, (gain.low, gain.high), gain.ranked)
 
 
 @register("assertion", "right-kernel")

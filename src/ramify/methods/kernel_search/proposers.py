@@ -6,12 +6,12 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ramify.base import codec
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.base.files import read_small
 from ramify.base.seeds import generator
 from ramify.methods.kernel_search.algorithm import hit_rate
 from ramify.methods.kernel_search.library import CodeLibrary
@@ -24,6 +24,7 @@ from ramify.model.protocol import Model, Sampling
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.sampler import Sampler
 from ramify.score.judge import reply_to
+from ramify.trace.lines import read_rows
 from ramify.trace.message import Message
 
 Proposal = tuple[Code, str, str]
@@ -61,52 +62,45 @@ class KernelProposer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """One line of the memory: what a transform that a finding asked for came to."""
+
+    klass: str
+    tool: str
+    transform: str
+    ratio: float | None
+    """To its parent's speed; None of a failure."""
+    error: str = ""
+
+
 class SearchMemory:
     """What helped before: an append-only file of JSON lines of (class, tool, transform, ratio, error)."""
 
     def __init__(self, path: Path | None) -> None:
         """Raises UserError naming the line of a damaged file."""
         self.path, self.klass = path, ""
-        self.rows: list[dict[str, Any]] = []
-        if path is None or not path.exists():
-            return
-        for number, line in enumerate(read_small(path, "the search memory", 64 << 20).decode("utf-8", "replace").splitlines(), 1):
-            try:
-                row = json.loads(line)
-                self.rows.append(
-                    {
-                        "class": str(row["class"]),
-                        "tool": str(row["tool"]),
-                        "transform": str(row["transform"]),
-                        "ratio": None if row["ratio"] is None else float(row["ratio"]),
-                        "error": str(row.get("error", "")),
-                    }
-                )
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise UserError(
-                    f"{path}:{number} is no line of a search memory: class, tool, transform and ratio are needed"
-                ) from None
+        self.rows = [] if path is None or not path.exists() else list(read_rows(path, MemoryRow))
 
     def add(self, tool: str, transform: str, ratio: float | None, error: str) -> None:
         """Append one outcome of a kernel of class ``self.klass``."""
-        row = {"class": self.klass, "tool": tool, "transform": transform, "ratio": ratio, "error": error[:120]}
+        row = MemoryRow(self.klass, tool, transform, ratio, error[:120])
         self.rows.append(row)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(codec.to_json(row)) + "\n")
 
     def rate(self, tool: str, transform: str | None = None) -> float:
         """The tool's hit rate (a ratio above 1.5), or that of one of its transforms, with its prior."""
-        rows = [row for row in self.rows if row["tool"] == tool and transform in (None, row["transform"])]
-        return hit_rate(sum((row["ratio"] or 0) > 1.5 for row in rows), len(rows))
+        rows = [row for row in self.rows if row.tool == tool and transform in (None, row.transform)]
+        return hit_rate(sum((row.ratio or 0) > 1.5 for row in rows), len(rows))
 
     def lines(self, tools: Sequence[str]) -> list[str]:
         """At most five lines for a prompt: what became of these findings in kernels of class ``self.klass``."""
-        rows = [row for row in self.rows if row["tool"] in tools and row["class"] == self.klass][-5:]
+        rows = [row for row in self.rows if row.tool in tools and row.klass == self.klass][-5:]
         return [
-            f"- {row['tool']}: {row['transform']} gave "
-            f"{'a failure, ' + row['error'] if row['ratio'] is None else format(row['ratio'], '.2f') + 'x'}"
+            f"- {row.tool}: {row.transform} gave {f'a failure, {row.error}' if row.ratio is None else f'{row.ratio:.2f}x'}"
             for row in rows
         ]
 

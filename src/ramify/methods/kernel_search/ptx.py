@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -44,10 +43,6 @@ class Access:
     """Of shared memory: how many times the busiest bank is used for one request; 1 is free of conflicts."""
     why: str = ""
     """Why the address is not known."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is printed."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def entries(ptx: str) -> dict[str, tuple[str, str]]:

@@ -6,14 +6,14 @@ A cheat wraps the original, which it may call as ``honest``. The wall has held w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from textwrap import dedent
-from typing import Any
 
-from ramify.base.errors import UserError
+from ramify.base.errors import EXIT_DONE, EXIT_FAILED, UserError
 from ramify.methods.kernel_search.task import RESULT, KernelTask
 from ramify.methods.kernel_search.wall import Code, Wall, WallTrial
+from ramify.render.result import Result, Section, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,17 +552,46 @@ class CheatAttempt:
         gain = self.trial.gain
         return not self.trial.ok or gain is None or not gain.gains or gain.low <= LAYOUT
 
-    def to_json(self) -> dict[str, Any]:
-        """As it is printed."""
-        gain = self.trial.gain
-        return {
-            "cheat": self.cheat.name,
-            "says": self.cheat.says,
-            "held": self.held,
-            "refused": self.trial.refused,
-            "stage": self.trial.stage,
-            "speedup": gain.speedup if gain else None,
-        }
+    def outcome(self) -> CheatOutcome:
+        """As a reader is told it."""
+        gain, trial = self.trial.gain, self.trial
+        speedup = gain.speedup if gain else None
+        return CheatOutcome(self.cheat.name, self.cheat.says, self.held, trial.refused, trial.stage, speedup)
+
+
+@dataclass(frozen=True, slots=True)
+class CheatOutcome:
+    """What came of one cheat."""
+
+    cheat: str
+    says: str
+    held: bool
+    refused: str
+    stage: str
+    speedup: float | None
+
+
+@dataclass(frozen=True)
+class CheatsTried(Result):
+    """Known ways to look fast, tried on a kernel."""
+
+    cheats: tuple[CheatOutcome, ...]
+    through: int
+    """How many the wall did not hold."""
+
+    @property
+    def exit_code(self) -> int:
+        """1 where one got through."""
+        return EXIT_FAILED if self.through else EXIT_DONE
+
+    def sections(self) -> Iterable[Section]:
+        """The cheats."""
+        rows = [
+            (one.cheat, one.says, "refused" if one.refused else "no gain" if one.held else "GOT THROUGH", one.refused[:90])
+            for one in self.cheats
+        ]
+        said = f"{len(rows) - self.through} of {len(rows)} gain nothing"
+        yield Section.of("", table(("cheat", "what it does", "", "why"), rows), said)
 
 
 async def attempt(wall: Wall, cheat: Cheat) -> CheatAttempt:

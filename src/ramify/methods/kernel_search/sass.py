@@ -16,15 +16,17 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import read_small
 from ramify.base.waiting import wait_for
 from ramify.methods.kernel_search.algorithm import DEVICES, occupancy
 from ramify.methods.kernel_search.ptx import accesses, block_of, entries
-from ramify.methods.kernel_search.tools import KernelMetrics, examine
+from ramify.methods.kernel_search.report import GpuReading
+from ramify.methods.kernel_search.tools import GpuMetrics, KernelMetrics, examine
 from ramify.methods.kernel_search.wall import INSIDE, packages
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits
@@ -32,6 +34,17 @@ from ramify.sandbox.protocol import MIB, Limits
 _SASS = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.M)
 _SIGNATURE = re.compile(r"^\s*#\s*ramify:\s*signature\s+([^;\n]+)(?:;\s*warps\s+(\d+))?", re.M)
 _USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What a compiler and its disassembler printed; empty where the tool is not here."""
+
+    sass: str = ""
+    ptx: str = ""
+    usage: str = ""
+    shared: int = 0
+    warps: int = 4
 
 
 def counts(sass: str) -> dict[str, int]:
@@ -71,13 +84,13 @@ def ptx_counts(ptx: str) -> dict[str, int]:
     return {name: len(re.findall(pattern, ptx, re.M)) for name, pattern in patterns.items()}
 
 
-def sass_metrics(sass: str, told: Mapping[str, int], arch: str, warps: int, shared: int | None = None) -> dict[str, Any]:
+def sass_metrics(sass: str, told: Mapping[str, int], arch: str, warps: int, shared: int = 0) -> GpuMetrics:
     """What the GPU's tools read: counts, registers, stack, shared memory,
     occupancy and its limiter. ``told`` is what :func:`usage_of` found."""
-    found: dict[str, Any] = dict(counts(sass)) | {"registers": _highest(sass) + 1, "stack": 0, **told}
-    found |= {"shared": max(told.get("shared", 0), shared or 0), "warps": warps, "arch": arch}
-    blocks, share, limiter = occupancy(warps, found["registers"], found["shared"], DEVICES.get(arch))
-    return found | {"blocks": blocks, "occupancy": share, "limiter": limiter}
+    registers, taken = told.get("registers", _highest(sass) + 1), max(told.get("shared", 0), shared)
+    stack, spilled = told.get("stack", 0), told.get("spilled", 0)
+    blocks, share, limiter = occupancy(warps, registers, taken, DEVICES.get(arch))
+    return GpuMetrics(arch, warps, registers, taken, stack, spilled, blocks, share, limiter, counts=counts(sass))
 
 
 def _highest(sass: str) -> int:
@@ -100,7 +113,7 @@ def read_gpu(
     warps: int | None = None,
     stages: int | None = None,
     allow_unsandboxed: bool = False,
-) -> dict[str, Any]:
+) -> GpuReading:
     """Everything that tier G0 says of ``FILE.py:KERNEL`` (Triton), ``FILE.cu:KERNEL`` (CUDA), or of a .ptx, .sass or .cubin file.
 
     ``warps`` and ``signature`` replace what the file says; without either there are 4 warps a block.
@@ -116,21 +129,20 @@ def read_gpu(
     if path.suffix == ".py":
         made = _compiled(spec, arch, signature, warps, stages, allow_unsandboxed)
         text = _text(path)
-        warps, dot = int(made["warps"]), bool(re.search(r"\btl\.dot\s*\(|\bdot\s*\(", text))
+        warps, dot = made.warps, bool(re.search(r"\btl\.dot\s*\(|\bdot\s*\(", text))
         kernel = ""  # the file that Triton writes holds one
     elif path.suffix in (".cu", ".ptx", ".cubin"):
         made = _assembled(path, arch, allow_unsandboxed)
     else:
-        made = {"sass": _text(path)}
-        made["usage"] = made["sass"]
-        if not _SASS.search(made["sass"]):
+        made = Compilation(sass=_text(path), usage=_text(path))
+        if not _SASS.search(made.sass):
             raise UserError(f"{path} holds no SASS: write it with nvdisasm -c or cuobjdump -sass")
     return _read(path, kernel, made, arch, warps or 4, dot)
 
 
-def _read(path: Path, kernel: str, made: Mapping[str, Any], arch: str, warps: int, dot: bool) -> dict[str, Any]:
+def _read(path: Path, kernel: str, made: Compilation, arch: str, warps: int, dot: bool) -> GpuReading:
     """Metrics and findings of one kernel out of what the tools printed of its file."""
-    sass, ptx, usage = made.get("sass", ""), made.get("ptx", ""), made.get("usage", "")
+    sass, ptx, usage = made.sass, made.ptx, made.usage
     texts, headers = functions_of(sass), entries(ptx)
     names = list(headers or texts)
     if not names:
@@ -138,17 +150,17 @@ def _read(path: Path, kernel: str, made: Mapping[str, Any], arch: str, warps: in
     name = _named(path, kernel, names)
     if name in headers and (block := block_of(headers[name][0])):
         warps = max(1, -(-math.prod(block) // 32))
-    found: dict[str, Any]
     told = usage_of(usage, name, arch) if usage else {}
     if name in texts:
-        found = sass_metrics(texts[name], told, arch, warps, made.get("shared"))
+        found = sass_metrics(texts[name], told, arch, warps, made.shared)
     else:
-        counted = ptx_counts(headers[name][1])
-        found = counted | {"stack": 0, "registers": 0, **told, "shared": told.get("shared", 0), "warps": warps, "arch": arch}
-        known = occupancy(warps, found["registers"], found["shared"], DEVICES[arch]) if found["registers"] else None
-        unknown = (None, None, "not known before registers are given out")
-        found |= dict(zip(("blocks", "occupancy", "limiter"), known or unknown, strict=True))
-    found["dot"] = dot or bool(found.get("HMMA") or found.get("HGMMA"))
+        limiter, counted = "not known before registers are given out", ptx_counts(headers[name][1])
+        registers, shared, stack, spilled = (told.get(one, 0) for one in ("registers", "shared", "stack", "spilled"))
+        found = GpuMetrics(arch, warps, registers, shared, stack, spilled, limiter=limiter, counts=counted)
+        if found.registers:
+            blocks, share, limiter = occupancy(warps, found.registers, found.shared, DEVICES[arch])
+            found = replace(found, blocks=blocks, occupancy=share, limiter=limiter)
+    found = replace(found, dot=dot or bool(found.count("HMMA", "HGMMA")))
     rows = accesses(ptx, name) if name in headers else None
     source = (
         re.search(r'\.file\s+1\s+"([^"]+)"', ptx)
@@ -159,20 +171,13 @@ def _read(path: Path, kernel: str, made: Mapping[str, Any], arch: str, warps: in
         sass=found, accesses=None if rows is None else tuple(rows), file=Path(source[1] if source else path).name
     )
     prescriptions, missing = examine(metrics)
-    if found["occupancy"] is None:
+    if found.occupancy is None:
         prescriptions = [one for one in prescriptions if one.tool not in ("OccupancyLimiter", "HighRegisterUsage")]
         missing = [
             *missing,
             "OccupancyLimiter: not measurable here, PTX has no registers yet: ptxas gives them out, and it is not here",
         ]
-    return {
-        "kernel": name,
-        "metrics": found,
-        "accesses": [one.to_json() for one in rows or ()],
-        "findings": [one.to_json() for one in prescriptions],
-        "not_measurable": missing,
-        "prescriptions": prescriptions,
-    }
+    return GpuReading(name, found, tuple(rows or ()), tuple(prescriptions), tuple(missing))
 
 
 def _named(path: Path, kernel: str, names: Sequence[str]) -> str:
@@ -234,7 +239,7 @@ def nvidia_tool(program: str) -> str | None:
     return shutil.which(program) or next(installed, None)
 
 
-def _assembled(path: Path, arch: str, allow: bool) -> dict[str, Any]:
+def _assembled(path: Path, arch: str, allow: bool) -> Compilation:
     """What nvcc, ptxas and nvdisasm make of a .cu, .ptx or .cubin file in the sandbox:
     ``ptx``, ``usage`` and ``sass`` where the tool is here."""
     here = {name: nvidia_tool(name) for name in ("nvcc", "ptxas", "nvdisasm", "cuobjdump")}
@@ -257,7 +262,7 @@ def _assembled(path: Path, arch: str, allow: bool) -> dict[str, Any]:
     if path.suffix == ".cubin":
         lines.append(f"{shlex.quote(str(here['cuobjdump']))} --dump-resource-usage kernel.cubin > usage")
     if len(lines) == 1:
-        return {"ptx": data.decode("utf-8", "replace")}
+        return Compilation(ptx=data.decode("utf-8", "replace"))
     folders = sorted({str(Path(one).parent) for one in here.values() if one and not one.startswith("/usr/")})
     box = find_sandbox(allow_unsandboxed=allow, readable=[*packages(), *folders])
     limits = Limits(
@@ -271,7 +276,8 @@ def _assembled(path: Path, arch: str, allow: bool) -> dict[str, Any]:
         said = [line for line in outcome.error_text.splitlines() if line.strip()][-1:] or [outcome.reason]
         raise UserError(f"{path} cannot be compiled or read for {arch}: {said[0].strip()[:300]}")
     texts = {name.removeprefix("kernel."): text.decode("utf-8", "replace") for name, text in outcome.files.items()}
-    return ({"ptx": data.decode("utf-8", "replace")} if path.suffix == ".ptx" else {}) | texts
+    ptx = data.decode("utf-8", "replace") if path.suffix == ".ptx" else texts.get("ptx", "")
+    return Compilation(texts.get("sass", ""), ptx, texts.get("usage", ""))
 
 
 def triton_kernel(spec: str, signature: str = "") -> tuple[Path, ast.FunctionDef, str, str, int]:
@@ -297,7 +303,7 @@ def triton_kernel(spec: str, signature: str = "") -> tuple[Path, ast.FunctionDef
     return path, kernels[function], text, signature, int(noted[2]) if noted and noted[2] else 4
 
 
-def _compiled(spec: str, arch: str, signature: str, warps: int | None, stages: int | None, allow: bool) -> dict[str, Any]:
+def _compiled(spec: str, arch: str, signature: str, warps: int | None, stages: int | None, allow: bool) -> Compilation:
     path, kernel, text, signature, noted = triton_kernel(spec, signature)
     if not any((Path(folder) / "triton").is_dir() for folder in sys.path):
         raise NeedsError(
@@ -330,8 +336,7 @@ def _compiled(spec: str, arch: str, signature: str, warps: int | None, stages: i
         if kind == "needs":
             raise NeedsError(why)
         raise UserError(f"{path} does not compile: {outcome.reason}, {said[0][:300]}")
-    data: dict[str, Any] = json.loads(outcome.text.splitlines()[-1])
-    return data
+    return codec.from_json(Compilation, json.loads(outcome.text.splitlines()[-1]), f"{path}, compiled")
 
 
 def _jitted(path: Path, text: str) -> dict[str, ast.FunctionDef]:
@@ -344,31 +349,3 @@ def _jitted(path: Path, text: str) -> dict[str, ast.FunctionDef]:
         for one in tree.body
         if isinstance(one, ast.FunctionDef) and any("jit" in ast.dump(mark) for mark in one.decorator_list)
     }
-
-
-def table_rows(metrics: Mapping[str, Any]) -> list[list[Any]]:
-    """What a reader is shown first."""
-    names = (
-        "registers stack shared warps occupancy limiter blocks instructions LDG32 LDG64 LDG128 STG32 STG64 STG128 HMMA HGMMA "
-        "FFMA LDL STL BAR"
-    )
-    return [[name, metrics.get(name, 0)] for name in names.split()]
-
-
-def access_rows(found: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """Loads and stores that fetch more than they use, or are not known, for a reader; equal ones once."""
-    rows = []
-    for one in found:
-        if one["why"] or (one["sectors"] or 0) > (one["ideal"] or 0) or (one["conflicts"] or 1) > 1:
-            told = f"{one['sectors']} for {one['ideal']}" if one["sectors"] else ""
-            row = [
-                one["line"],
-                one["op"],
-                one["bytes"],
-                "" if one["stride"] is None else one["stride"],
-                told,
-                one["conflicts"] or "",
-                one["why"],
-            ]
-            rows += [row] if row not in rows else []
-    return rows

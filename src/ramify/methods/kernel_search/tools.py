@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.methods.kernel_search.algorithm import DEVICES, Class, occupancy
 from ramify.methods.kernel_search.asm import Loop
@@ -35,6 +36,34 @@ ALWAYS = ("occupancy", "latency", "launch")
 LIBM = re.compile(
     r"^(?:__)?(?:exp|exp2|expm1|log|log2|log10|log1p|pow|sin|cos|tan|sincos|tanh|sinh|cosh|erf|erfc|cbrt|asin|acos|atan|atan2|fmod|hypot)f?(?:_finite|@plt)?$"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMetrics:
+    """What machine code and resource usage of a GPU kernel tell."""
+
+    arch: str = ""
+    warps: int = 4
+    registers: int = 0
+    """A thread."""
+    shared: int = 0
+    """Bytes a block."""
+    stack: int = 0
+    """Bytes a thread."""
+    spilled: int = 0
+    """Bytes, as ptxas tells them."""
+    blocks: int | None = None
+    """That fit a multiprocessor; None before registers are given out."""
+    occupancy: float | None = None
+    limiter: str = ""
+    dot: bool = False
+    """It computes a matrix product."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Instruction -> how many; ``instructions`` is all of them."""
+
+    def count(self, *names: str) -> int:
+        """How many instructions of these kinds there are."""
+        return sum(self.counts.get(name, 0) for name in names)
 
 
 @dataclass(frozen=True)
@@ -69,8 +98,8 @@ class KernelMetrics:
     """Floating-point arguments are all float, none double."""
     simd: int = 256
     """Bits of the widest vector of the target."""
-    sass: Mapping[str, Any] | None = None
-    """Counts of a GPU kernel's machine code, see ramify.methods.kernel_search.sass."""
+    sass: GpuMetrics | None = None
+    """Of a GPU kernel's machine code, see ramify.methods.kernel_search.sass."""
     operators: Mapping[str, Sequence[int]] | None = None
     """Operator of a torch kernel -> (calls, bytes that they read and write)."""
     torch: bool = False
@@ -113,6 +142,15 @@ class Symptom:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberSeen:
+    """A number that a finding rests on."""
+
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prescription:
     """A finding of a tool: where, why, what to do, and which number must then move."""
 
@@ -124,17 +162,10 @@ class Prescription:
     prescription: str
     check: str
     tier: str
-    evidence: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    evidence: Mapping[str, NumberSeen] = field(default_factory=dict)
     transforms: tuple[str, ...] = ()
     expected_gain: tuple[float, float] | None = None
     share: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is printed."""
-        return asdict(self) | {
-            "transforms": list(self.transforms),
-            "expected_gain": None if self.expected_gain is None else list(self.expected_gain),
-        }
 
     def finding(self, maker: str, node: str | None) -> Finding:
         """As the run keeps it."""
@@ -147,7 +178,7 @@ class Prescription:
             self.prescription,
             WEIGHT[self.severity],
             "weight",
-            self.to_json(),
+            codec.to_json(self),
         )
 
 
@@ -230,9 +261,7 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
         seen = one.read(metrics)
         if seen is not None:
             where = f"{metrics.file}:{seen.line}" if seen.line else metrics.file
-            evidence = {
-                name: {"value": value, "unit": unit, "source": source} for name, (value, unit, source) in seen.evidence.items()
-            }
+            evidence = {name: NumberSeen(*number) for name, number in seen.evidence.items()}
             share = metrics.share(seen.line) if seen.line else None
             severity: Severity = "warn" if seen.severity == "critical" and share is not None and share < 0.2 else seen.severity
             found.append(
@@ -712,12 +741,12 @@ def copied_tensors(m: KernelMetrics) -> Symptom | None:
       prescription="Use a smaller tile or more warps, so that accumulators fit the registers.")  # fmt: skip
 def gpu_register_spill(m: KernelMetrics) -> Symptom | None:
     """Local memory holds what registers do not (the stack of the resource listing, not LOCAL)."""
-    s = m.sass or {}
-    moves = s.get("LDL", 0) + s.get("STL", 0) or s.get("spilled", 0) // 4  # ptxas tells bytes where there is no disassembly
+    s = m.sass or GpuMetrics()
+    moves = s.count("LDL", "STL") or s.spilled // 4  # ptxas tells bytes where there is no disassembly
     if not moves:
         return None
     return Symptom(
-        f"{moves} moves to and from local memory, {s.get('stack', 0)} bytes of stack a thread",
+        f"{moves} moves to and from local memory, {s.stack} bytes of stack a thread",
         {"LDL+STL": (moves, "", "SASS")},
         0,
         "critical" if moves >= 16 else "warn",
@@ -735,8 +764,8 @@ def gpu_register_spill(m: KernelMetrics) -> Symptom | None:
 )
 def occupancy_limiter(m: KernelMetrics) -> Symptom | None:
     """Few blocks fit a multiprocessor; names what limits."""
-    s = m.sass or {}
-    blocks, share, limiter = occupancy(s["warps"], s["registers"], s["shared"], DEVICES.get(str(s.get("arch")), None))
+    s = m.sass or GpuMetrics()
+    blocks, share, limiter = occupancy(s.warps, s.registers, s.shared, DEVICES.get(s.arch))
     if share >= 0.5:
         return None
     return Symptom(
@@ -753,16 +782,14 @@ def occupancy_limiter(m: KernelMetrics) -> Symptom | None:
                    "and 4 warps).")  # fmt: skip
 def tensor_core(m: KernelMetrics) -> Symptom | None:
     """Matrix work without matrix instructions, or with the old ones."""
-    s = m.sass or {}
-    if not s.get("dot"):
+    s = m.sass or GpuMetrics()
+    if not s.dot:
         return None
-    if not s.get("HMMA", 0) + s.get("HGMMA", 0):
+    if not s.count("HMMA", "HGMMA"):
+        return Symptom("a matrix product, and no tensor-core instruction", {"FFMA": (s.count("FFMA"), "", "SASS")}, 0, "critical")
+    if s.arch == "sm_90" and not s.count("HGMMA"):
         return Symptom(
-            "a matrix product, and no tensor-core instruction", {"FFMA": (s.get("FFMA", 0), "", "SASS")}, 0, "critical"
-        )
-    if str(s.get("arch")) == "sm_90" and not s.get("HGMMA"):
-        return Symptom(
-            "the matrix product uses HMMA; this chip has the faster HGMMA", {"HMMA": (s["HMMA"], "", "SASS")}, 0, "warn"
+            "the matrix product uses HMMA; this chip has the faster HGMMA", {"HMMA": (s.count("HMMA"), "", "SASS")}, 0, "warn"
         )
     return None
 
@@ -773,8 +800,8 @@ def tensor_core(m: KernelMetrics) -> Symptom | None:
                    "neighbouring floats.")  # fmt: skip
 def vectorization(m: KernelMetrics) -> Symptom | None:
     """Global memory is read in words instead of 128 bits."""
-    s = m.sass or {}
-    narrow, wide = s.get("LDG32", 0) + s.get("STG32", 0), s.get("LDG128", 0) + s.get("STG128", 0)
+    s = m.sass or GpuMetrics()
+    narrow, wide = s.count("LDG32", "STG32"), s.count("LDG128", "STG128")
     if narrow < 4 or narrow <= 4 * wide:
         return None
     return Symptom(
@@ -789,7 +816,7 @@ def vectorization(m: KernelMetrics) -> Symptom | None:
       prescription="Split the work of a thread, or allow fewer registers (maxnreg).")  # fmt: skip
 def high_register_usage(m: KernelMetrics) -> Symptom | None:
     """A thread takes most of what it may."""
-    registers = (m.sass or {}).get("registers", 0)
+    registers = (m.sass or GpuMetrics()).registers
     return (
         Symptom(f"{registers} of 255 registers a thread", {"registers": (registers, "", "SASS")}, 0, "info")
         if registers > 0.75 * 255
@@ -801,11 +828,11 @@ def high_register_usage(m: KernelMetrics) -> Symptom | None:
       prescription="Synchronize less often: larger tiles a stage, warp-level primitives, asynchronous copies.")  # fmt: skip
 def barrier_density(m: KernelMetrics) -> Symptom | None:
     """Many barriers for the work between them."""
-    s = m.sass or {}
-    share = s.get("BAR", 0) / max(1, s.get("instructions", 1))
+    s = m.sass or GpuMetrics()
+    share = s.count("BAR") / max(1, s.count("instructions"))
     return (
         Symptom(f"one instruction in {1 / share:.0f} is a barrier", {"share": (share, "", "SASS")}, 0, "warn")
-        if share > 0.02 and s.get("BAR", 0) > 4
+        if share > 0.02 and s.count("BAR") > 4
         else None
     )
 
@@ -814,10 +841,10 @@ def barrier_density(m: KernelMetrics) -> Symptom | None:
       prescription="Replace branches on data by predicates or selects.")  # fmt: skip
 def divergence(m: KernelMetrics) -> Symptom | None:
     """Many places where the threads of a warp part."""
-    s = m.sass or {}
-    share = s.get("BSSY", 0) / max(1, s.get("instructions", 1))
+    s = m.sass or GpuMetrics()
+    share = s.count("BSSY") / max(1, s.count("instructions"))
     return (
-        Symptom(f"threads of a warp part and meet again at {s.get('BSSY')} places", {"share": (share, "", "SASS")}, 0, "warn")
+        Symptom(f"threads of a warp part and meet again at {s.count('BSSY')} places", {"share": (share, "", "SASS")}, 0, "warn")
         if share > 0.03
         else None
     )

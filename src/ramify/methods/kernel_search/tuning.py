@@ -10,13 +10,15 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ramify.base.errors import UserError, nearest
 from ramify.methods.kernel_search.sass import read_gpu, triton_kernel
+from ramify.methods.kernel_search.tools import GpuMetrics
+from ramify.render.numbers import percent
+from ramify.render.result import Result, Section, table
 
 MOST, SPILLS = 200, 16
 """Configurations of one call; moves to and from local memory from which a configuration spills."""
@@ -31,14 +33,11 @@ class Tuning:
     stages: int | None
     why: str = ""
     """Why it is left out; empty where it is worth timing."""
-    metrics: Mapping[str, Any] | None = None
+    spills: int = 0
+    """Moves to and from local memory."""
+    metrics: GpuMetrics | None = None
     """None where it does not compile."""
     findings: tuple[str, ...] = ()
-
-    @property
-    def spills(self) -> int:
-        """Moves to and from local memory."""
-        return int((self.metrics or {}).get("LDL", 0) + (self.metrics or {}).get("STL", 0))
 
     @property
     def label(self) -> str:
@@ -52,20 +51,28 @@ class Tuning:
         constants = ", ".join(f'"{name}": {value}' for name, value in self.constants.items())
         return f"triton.Config({{{constants}}}, num_warps={self.warps}" + (f", num_stages={self.stages})" if self.stages else ")")
 
-    def to_json(self) -> dict[str, Any]:
-        """As it is printed."""
-        names = ("registers", "shared", "occupancy", "limiter", "blocks", "instructions", "HMMA", "HGMMA")
-        told = {name: (self.metrics or {}).get(name) for name in names}
-        return {
-            "constants": dict(self.constants),
-            "warps": self.warps,
-            "stages": self.stages,
-            "kept": not self.why,
-            "why": self.why,
-            "spills": self.spills,
-            "findings": list(self.findings),
-            **told,
-        }
+
+@dataclass(frozen=True)
+class TunedKernel(Result):
+    """Configurations of a Triton kernel, those worth timing first."""
+
+    kernel: str
+    arch: str
+    configurations: tuple[Tuning, ...]
+    out: str = ""
+    """File that those worth timing were written into."""
+
+    def sections(self) -> Iterable[Section]:
+        """The configurations."""
+        rows = []
+        for one in self.configurations:
+            m = one.metrics or GpuMetrics()
+            taken = (m.registers, m.shared) if one.metrics else ("", "")
+            share = f"{percent(m.occupancy, 0)} ({m.limiter})" if m.occupancy is not None else ""
+            rows.append((one.label, *taken, share, one.spills, one.why or ", ".join(one.findings)))
+        kept = sum(not one.why for one in self.configurations)
+        said = f"{kept} of {len(self.configurations)} are worth timing on a GPU{f': {self.out}' if self.out else ''}"
+        yield Section.of("", table(("configuration", "registers", "shared", "occupancy", "spills", ""), rows), said)
 
 
 def choices_of(text: str) -> dict[str, list[str]]:
@@ -122,21 +129,19 @@ def tuned(
         except UserError as error:
             found.append(Tuning(own, given, deep, f"does not compile: {str(error).rpartition('does not compile: ')[2][:160]}"))
         else:
-            tools = tuple(one["tool"] for one in read["findings"] if one["severity"] != "info")
-            why = "" if read["metrics"]["blocks"] else f"does not fit a multiprocessor: {read['metrics']['limiter']}"
-            found.append(Tuning(own, given, deep, why, read["metrics"], tools))
+            tools = tuple(one.tool for one in read.findings if one.severity != "info")
+            why = "" if read.metrics.blocks else f"does not fit a multiprocessor: {read.metrics.limiter}"
+            found.append(Tuning(own, given, deep, why, read.metrics.count("LDL", "STL"), read.metrics, tools))
         progress(len(found), found[-1].label)
     fits = [one for one in found if not one.why]
     if not fits:
         raise UserError(f"{path}: no configuration of {kernel.name} can run: {found[0].label} {found[0].why}")
     least = min(one.spills for one in fits)
     made = [
-        Tuning(one.constants, one.warps, one.stages, f"spills registers {one.spills} times", one.metrics, one.findings)
-        if not one.why and one.spills >= SPILLS > least
-        else one
+        replace(one, why=f"spills registers {one.spills} times") if not one.why and one.spills >= SPILLS > least else one
         for one in found
     ]
-    return sorted(made, key=lambda one: (bool(one.why), one.spills, -((one.metrics or {}).get("occupancy") or 0.0)))
+    return sorted(made, key=lambda one: (bool(one.why), one.spills, -((one.metrics or GpuMetrics()).occupancy or 0.0)))
 
 
 def configs_file(spec: str, arch: str, found: Sequence[Tuning]) -> str:

@@ -15,10 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import generator
@@ -66,18 +67,9 @@ class Code:
         """The compiler's words."""
         return (*self.flags, *(f"-D{name}={value}" for name, value in sorted(self.macros.items())))
 
-    def to_json(self) -> dict[str, Any]:
-        """As the journal keeps it."""
-        return {"source": self.source, "flags": list(self.flags), "macros": dict(self.macros)}
-
 
 def _formatted(source: str) -> str:
     return " ".join(re.sub(r"//(?!\s*ramify:)[^\n]*|/\*.*?\*/", " ", source, flags=re.S).split())
-
-
-def code_of(data: Mapping[str, Any]) -> Code:
-    """Inverse of :meth:`Code.to_json`."""
-    return Code(str(data["source"]), tuple(map(str, data["flags"])), {str(k): str(v) for k, v in data["macros"].items()})
 
 
 @dataclass(frozen=True)
@@ -121,36 +113,40 @@ class WallTrial:
         """It passed the wall."""
         return not self.refused
 
-    def to_json(self) -> dict[str, Any]:
-        """As it is kept and printed."""
-        return {
-            "refused": self.refused,
-            "stage": self.stage,
-            "gain": None if self.gain is None else self.gain.to_json(),
-            "times": {name: list(values) for name, values in self.times.items()},
-            "checked": self.checked,
-            "skipped": list(self.skipped),
-            "notes": list(self.notes),
-            "overhead": self.overhead,
-            "faults": self.faults,
-        }
+
+class KeptOutput(NamedTuple):
+    """One output that the supervisor kept, or a piece of it."""
+
+    worker: str
+    draw: int
+    argument: int
+    start: int
+    size: int
+    """Bytes."""
+    seed: int
+    call: int
+    timed: bool
+    turn: int
 
 
-def trial_of(data: Mapping[str, Any]) -> WallTrial:
-    """Inverse of :meth:`WallTrial.to_json`."""
-    gain = None if data["gain"] is None else Gain(**data["gain"])
-    times = {str(name): tuple(values) for name, values in data["times"].items()}
-    return WallTrial(
-        data["refused"],
-        data["stage"],
-        gain,
-        times,
-        data["checked"],
-        tuple(data["skipped"]),
-        tuple(data["notes"]),
-        data["overhead"],
-        data["faults"],
-    )
+@dataclass(frozen=True, slots=True)
+class BoxReport:
+    """What the supervisor says of one box; by worker where a mapping."""
+
+    kept: tuple[KeptOutput, ...]
+    failed: Mapping[str, str]
+    varies: Mapping[str, int]
+    """Input set on which two runs differ."""
+    times: Mapping[str, tuple[float, ...]]
+    overhead: Mapping[str, float]
+    faults: Mapping[str, float]
+    threads: Mapping[str, int]
+    used: Mapping[str, float]
+    """Processor seconds, as ``own`` of the supervisor and ``prepared`` before the first call."""
+    own: float
+    prepared: float
+    truths: int = 0
+    """Outputs for which the reference's answer follows."""
 
 
 class Wall:
@@ -285,7 +281,7 @@ class Wall:
             return WallTrial(made, "build")
         draws = self.task.input_sets(derived(self.seed, number))
         time = time and self.task.kind != "triton"  # its interpreter says nothing about time
-        files = self._plan(draws, number, time, pairs or self.pairs)
+        files, region = self._plan(draws, number, time, pairs or self.pairs)
         assert self._fixed is not None
         if self.task.kind == "c":
             extra = {"reference.so": self._fixed["reference"], "candidate.so": made.data, "worker": self._fixed["worker"]}
@@ -305,7 +301,7 @@ class Wall:
         for _ in range(
             2
         ):  # once more: on a busy machine the box's own start now and then takes too long; who works elsewhere always does
-            outcome = await self._ran(["sh", "start"], {**files, **extra, "start": _START}, [], self._limits(files, draws))
+            outcome = await self._ran(["sh", "start"], {**files, **extra, "start": _START}, [], self._limits(files, region))
             trial = self._judged(outcome, draws)
             if trial.stage != "clock" or not trial.checked:
                 break
@@ -337,10 +333,10 @@ class Wall:
         gain = gain_of_rounds([one.gain for one in tried if one.gain is not None], control)
         return replace(last, gain=gain, times=times, checked=sum(one.checked for one in tried))
 
-    def _limits(self, files: Mapping[str, bytes | str], draws: Sequence[InputSet]) -> Limits:
-        plan = json.loads(files["plan.json"])
-        region = max(max(d["out_bytes"], d["wide_bytes"]) for d in plan["draws"])
-        disk = 64 * MIB + plan["in_bytes"] * 2 + 4 * region + sum(map(len, files.values()))
+    def _limits(self, files: Mapping[str, bytes | str], region: int) -> Limits:
+        """``region``: bytes of the outputs of the largest input set."""
+        given = len(files["inputs"])
+        disk = 64 * MIB + given * 2 + 4 * region + sum(map(len, files.values()))
         python = self.task.kind != "c"
         compiles = 1024 * MIB if self.task.kind in COMPILING else 0  # torch.compile leaves precompiled headers
         disk += compiles
@@ -348,15 +344,16 @@ class Wall:
             seconds=120.0 + 2 * self.call_seconds,
             memory_bytes=(4096 if python else 1024) * MIB + 2 * disk,
             disk_bytes=disk,
-            file_bytes=max(64 * MIB, compiles, region + MIB, plan["in_bytes"] + MIB),
+            file_bytes=max(64 * MIB, compiles, region + MIB, given + MIB),
             processes=64 if python else 8,
             output_bytes=7 * MIB,
             returned_bytes=MIB,
         )
 
-    def _plan(self, draws: Sequence[InputSet], number: int, time: bool, pairs: int) -> dict[str, bytes | str]:
+    def _plan(self, draws: Sequence[InputSet], number: int, time: bool, pairs: int) -> tuple[dict[str, bytes | str], int]:
+        """The files of a box, and the bytes of the outputs of the largest input set."""
         pool = bytearray(64)
-        laid = []
+        laid, region = [], 0
         for at, draw in enumerate(draws):
             counts = self.task.counts(draw.scalars)
             sizes = {one.name: counts[one.name] * one.dtype.itemsize for one in self.task.arrays}
@@ -393,6 +390,7 @@ class Wall:
                 if one.role & 2:
                     out += stride * slots + 64
                     wide += 8 * counts[one.name] + 64
+            region = max(region, _up(out + 64), wide + 64)
             seed = derived(self.seed, number, at) >> 34
             laid.append(
                 {
@@ -419,7 +417,7 @@ class Wall:
             "timing": {"draw": 0, "pairs": pairs, "batch_seconds": self.batch_seconds, "keep": self.keep} if time else None,
         }
         supervisor = (INSIDE / "supervisor.py").read_text(encoding="utf-8")
-        return {"plan.json": json.dumps(plan), "inputs": bytes(pool), "supervisor.py": supervisor}
+        return {"plan.json": json.dumps(plan), "inputs": bytes(pool), "supervisor.py": supervisor}, region
 
     def _workers(self) -> list[dict[str, Any]]:
         if self.task.kind == "c":
@@ -450,30 +448,30 @@ class Wall:
             why = outcome.error_text.strip()[-300:] or outcome.detail or f"the box ended by {outcome.reason}"
             stage = "clock" if outcome.reason in ("timeout", "cpu", "processes") else "run"
             return WallTrial(f"the box ended before its report ({outcome.reason}): {why}", stage)
-        if bad := found["failed"].get("truth") or found["failed"].get("reference"):
+        if bad := found.failed.get("truth") or found.failed.get("reference"):
             raise UserError(f"{self.task.path}: the original kernel itself fails: {bad}")
         compared = self._compared(found, bodies, draws)
         skipped = tuple(sorted({draws[n].name for n, why in compared["reference"].items() if why}))
         if compared["reference"].get(0):
             raise UserError(f"{self.task.path}: the kernel disagrees with its reference: {compared['reference'][0]}")
-        checked = sum(record[0] == "candidate" for record in found["kept"])
+        checked = sum(record.worker == "candidate" for record in found.kept)
         more: dict[str, Any] = {"checked": checked, "skipped": skipped, "notes": tuple(self.notes)}
-        if bad := found["failed"].get("candidate"):
+        if bad := found.failed.get("candidate"):
             return WallTrial(bad, "run", **more)
         for number, why in sorted(compared["candidate"].items()):
             if why and draws[number].name not in skipped:
                 return WallTrial(f"{why} (inputs: {draws[number].name})", "wrong", **more)
-        if "candidate" in found["varies"] and not self.task.varies and "reference" not in found["varies"]:
+        if "candidate" in found.varies and not self.task.varies and "reference" not in found.varies:
             return WallTrial(
-                f"two runs on the same inputs differ (inputs: {draws[found['varies']['candidate']].name})", "wrong", **more
+                f"two runs on the same inputs differ (inputs: {draws[found.varies['candidate']].name})", "wrong", **more
             )
         if clock := self._clock(found, outcome):
             return WallTrial(clock, "clock", **more)
-        times = {name: tuple(float(t) for t in values) for name, values in found["times"].items()}
+        times = found.times
         if not times:
             return WallTrial(**more)
-        overhead = found["overhead"] if any(one.role == 3 for one in self.task.arrays) else {}
-        more |= {"overhead": None if overhead else found["overhead"].get("candidate"), "faults": found["faults"].get("candidate")}
+        overhead = found.overhead if any(one.role == 3 for one in self.task.arrays) else {}
+        more |= {"overhead": None if overhead else found.overhead.get("candidate"), "faults": found.faults.get("candidate")}
         net = {name: [max(t - 0.98 * overhead.get(name, 0.0), t * 0.02) for t in values] for name, values in times.items()}
         gain = paired_gain(net["reference"], net["candidate"], generator(self.seed, "bootstrap"))
         if self.floor and float(np.median(net["candidate"])) < 0.9 * self.floor:
@@ -485,20 +483,20 @@ class Wall:
             )
         return WallTrial("", "", gain, {name: tuple(values) for name, values in net.items()}, **more)
 
-    def _clock(self, found: Mapping[str, Any], outcome: Outcome) -> str:
+    def _clock(self, found: BoxReport, outcome: Outcome) -> str:
         """Processor time that is not where it should be, as measured outside the box."""
-        inside = found["own"] + sum(found["used"].values()) + found["prepared"]
+        inside = found.own + sum(found.used.values()) + found.prepared
         beyond = outcome.cpu_seconds - inside
         if beyond > (0.03 if self.task.kind == "c" else 0.15) + 0.03 * inside:
             return f"{beyond:.2f} s of processor time were used outside the timed process, measured outside the box"
-        threads = found["threads"].get("candidate", 1)
+        threads = found.threads.get("candidate", 1)
         if self.task.kind == "c" and threads > max(1, self.task.threads):
             return f"it keeps {threads} threads where {self.task.threads} are declared"
         return ""
 
-    def _compared(self, found: Mapping[str, Any], bodies: list[bytes], draws: Sequence[InputSet]) -> dict[str, dict[int, str]]:
+    def _compared(self, found: BoxReport, bodies: list[bytes], draws: Sequence[InputSet]) -> dict[str, dict[int, str]]:
         """worker -> draw -> the first thing that is wrong ("" of what is right)."""
-        kept = found["kept"]
+        kept = found.kept
         truths = bodies[len(kept) :]
         wrong: dict[str, dict[int, str]] = {"reference": {}, "candidate": {}}
         own: tuple[Any, dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
@@ -593,16 +591,16 @@ def derived(seed: int, *position: int) -> int:
     return derive_key(seed, "kernel", *position)
 
 
-def _unpacked(outcome: Outcome, items: Sequence[int]) -> tuple[dict[str, Any] | None, list[bytes]]:
+def _unpacked(outcome: Outcome, items: Sequence[int]) -> tuple[BoxReport | None, list[bytes]]:
     """The supervisor's report, and what it kept: first every output,
     then for each the reference and the scale. ``items``: bytes of an element."""
     data = outcome.stdout
     try:
         (size,) = struct.unpack_from("<Q", data, 0)
-        found: dict[str, Any] = json.loads(data[8 : 8 + size])
-        lengths = [record[4] for record in found["kept"]]
-        lengths += [record[4] // items[record[2]] * 8 for record in found["kept"][: found.get("truths", 0)] for _ in range(2)]
-    except (struct.error, ValueError, KeyError, IndexError):
+        found = codec.from_json(BoxReport, json.loads(data[8 : 8 + size]), "the box's report")
+        lengths = [record.size for record in found.kept]
+        lengths += [record.size // items[record.argument] * 8 for record in found.kept[: found.truths] for _ in range(2)]
+    except (struct.error, ValueError, IndexError, UserError):
         return None, []
     at, bodies = 8 + size, []
     for length in lengths:

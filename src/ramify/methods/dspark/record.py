@@ -1,0 +1,248 @@
+"""What training, calibration, profiles and comparisons come to, as records and as the verbs' results. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+
+from ramify.base.errors import EXIT_DONE, EXIT_FAILED
+from ramify.render.numbers import number
+from ramify.render.result import Cell, CurveLine, Curves, Result, Section, numbers, table
+from ramify.stats.intervals import Interval
+
+PLAIN = "plain"
+"""The entrant without drafts."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Of one step of training."""
+
+    loss: float
+    tau: float
+    """Tokens a pass that the drafter would get, under teacher forcing."""
+    cross_entropy: float | None = None
+    """On the next token; None of Eagle3."""
+
+    def __str__(self) -> str:
+        entropy = "" if self.cross_entropy is None else f"cross_entropy {self.cross_entropy:.3f}, "
+        return f"loss {self.loss:.3f}, {entropy}tau {self.tau:.3f}"
+
+
+@dataclass(frozen=True)
+class TrainStep(Losses):
+    """One that is reported."""
+
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class TrainedDrafter(Result):
+    """A drafter that was trained, and its last losses."""
+
+    out: str
+    kind: str
+    rows: int
+    """Replies of the target that it learned from."""
+    mask_token: int
+    step: int
+    loss: float
+    cross_entropy: float | None
+    tau: float
+
+    def sections(self) -> Iterable[Section]:
+        """The numbers."""
+        entropy = {} if self.cross_entropy is None else {"cross_entropy": self.cross_entropy}
+        made: dict[str, Cell] = {"out": self.out, "kind": self.kind, "rows": self.rows, "mask_token": self.mask_token}
+        yield Section.of("", numbers(made | {"step": self.step, "loss": self.loss} | entropy | {"tau": self.tau}))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How well the survival of one position is predicted."""
+
+    position: int
+    n: int
+    error: float
+    """ECE."""
+    floor: float
+    """ECE of a perfect predictor of as many rounds."""
+    ranking: float | None
+    """AUROC; None where all labels are alike."""
+
+
+@dataclass(frozen=True)
+class CalibratedDrafter(Result):
+    """Temperatures that were fitted to a drafter's confidences, and how well these are calibrated on other prompts."""
+
+    rounds: int
+    tokens_a_pass: float
+    acceptance: tuple[float | None, ...]
+    """Conditional acceptance by position; None where no round came so far."""
+    temperatures: tuple[float, ...]
+    before: tuple[Calibration, ...]
+    after: tuple[Calibration, ...]
+
+    def sections(self) -> Iterable[Section]:
+        """The positions."""
+        rows = [
+            (one.position, one.n, self.temperatures[one.position - 1], before.error, one.error, one.floor, one.ranking)
+            for before, one in zip(self.before, self.after, strict=True)
+        ]
+        head = ("position", "rounds", "temperature", "error before", "error after", "of a perfect one", "AUROC")
+        title = f"{self.rounds} rounds, {self.tokens_a_pass:.2f} tokens a pass of the target"
+        at = tuple(float(one.position) for one in self.after)
+        lines = [("before", self.before), ("after", self.after)]
+        curves = [CurveLine(name, at, tuple(one.error for one in some)) for name, some in lines]
+        curves.append(CurveLine("of a perfect predictor", at, tuple(one.floor for one in self.after)))
+        yield Section.of("", table(head, rows, title), Curves("Calibration error", "position", "error", tuple(curves)))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOutlook:
+    """The best drafting at one load, by a profile. A gain of at most 1 says that drafting does not pay there."""
+
+    requests: int
+    plain: float
+    """Tokens a second of all of them together, without drafts."""
+    drafting: float
+    gain: float
+    depth: int
+    """Drafts."""
+    verified: float
+    """Of them verified, a request."""
+
+
+@dataclass(frozen=True)
+class BreakEven(Result):
+    """At which loads drafting promises to pay."""
+
+    loads: tuple[LoadOutlook, ...]
+    saved: str
+
+    def sections(self) -> Iterable[Section]:
+        """The table, and where it pays."""
+        worth = [str(one.requests) for one in self.loads if one.gain > 1]
+        pays = f"drafting promises to pay at {', '.join(worth)} requests at once"
+        head = ("requests", "plain, tokens/s", "drafting, tokens/s", "gain", "drafts", "verified a request")
+        at = tuple(float(one.requests) for one in self.loads)
+        lines = (
+            CurveLine("plain", at, tuple(one.plain for one in self.loads)),
+            CurveLine("drafting", at, tuple(one.drafting for one in self.loads)),
+        )
+        yield Section.of(
+            "",
+            table(head, map(astuple, self.loads), pays if worth else "drafting pays at none of these loads"),
+            Curves("Tokens a second, by requests at once", "requests", "tokens/s", lines, percent=False),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """One entrant compared with plain decoding on one domain, or at one load."""
+
+    place: str
+    name: str
+    tau: float
+    """Tokens a target pass, the bonus or corrected token counted."""
+    speed: float
+    """Tokens a second, median of the turns."""
+    user_speed: float
+    """Tokens a second that one request sees, median of the turns."""
+    ratio: float
+    """Tokens a second / those of plain decoding, median of the turns."""
+    interval: Interval
+    turns: int
+    verdict: str
+    """``faster`` or ``slower`` where the interval leaves 1 out, else ``even``."""
+
+    def __str__(self) -> str:
+        """``1.42 [1.38, 1.45]``."""
+        low, high = self.interval
+        return f"{self.ratio:.2f} [{low:.2f}, {high:.2f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchMachine:
+    """What a comparison ran on."""
+
+    cpu: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class SpeedComparison(Result):
+    """Entrants compared with plain decoding."""
+
+    domains: tuple[Pairing, ...]
+    """One request at a time, every entrant, by domain of the prompts."""
+    loads: tuple[Pairing, ...]
+    """The first drafter under each schedule, all domains mixed, by requests at once."""
+    machine: BenchMachine
+
+    def pays(self) -> list[Pairing]:
+        """By load, the schedule with the largest ratio."""
+        return [
+            max((one for one in self.loads if one.place == place and one.name != PLAIN), key=lambda one: one.ratio)
+            for place in dict.fromkeys(one.place for one in self.loads)
+        ]
+
+    def sections(self) -> Iterable[Section]:
+        """Both tables and what they say."""
+        alone = [(p.name, p.place, f"{p.tau:.2f}", f"{p.speed:,.0f}", str(p)) for p in self.domains]
+        cells = {(p.name, p.place): str(p) for p in self.loads}
+        loads, schedules = (list(dict.fromkeys(key[i] for key in cells)) for i in (1, 0))
+        rows = [(name, *(cells[name, load] for load in loads)) for name in schedules if name != PLAIN]
+        verdicts = [
+            f"{best.place} at once: {best.name}: {best}, "
+            + ("even" if best.verdict == "even" else f"{best.verdict} than no drafting")
+            for best in self.pays()
+        ]
+        yield Section.of(
+            "",
+            table(("one request at a time", "on", "tau", "tokens/s", "x plain"), alone),
+            table(("x plain, by requests at once", *loads), rows),
+            "\n".join(verdicts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LosslessCheck:
+    """A :class:`ramify.stats.checks.Check` that was judged."""
+
+    name: str
+    value: float | None
+    interval: Sequence[float] | None
+    n: int
+    seeds: Sequence[int]
+    op: str
+    threshold: float | None
+    status: str
+
+
+@dataclass(frozen=True)
+class LosslessReport(Result):
+    """Whether drafting changes nothing but the speed."""
+
+    passed: bool
+    samples: int
+    """Outputs that were counted for each schedule."""
+    profiled: bool
+    """Whether the costs are the drafter's own profile's."""
+    checks: tuple[LosslessCheck, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a check missed."""
+        return EXIT_DONE if self.passed else EXIT_FAILED
+
+    def sections(self) -> Iterable[Section]:
+        """The checks."""
+        costs = "profile" if self.profiled else "made-up costs"
+        said = "nothing changes but the speed" if self.passed else "MISSED"
+        title = f"{said} ({self.samples} outputs a schedule; {costs})"
+        rows = [
+            (one.name, one.value, "" if one.threshold is None else f"{one.op} {number(one.threshold)}", one.n, one.status)
+            for one in self.checks
+        ]
+        yield Section.of("", table(("check", "value", "must be", "n", "status"), rows, title))
