@@ -151,10 +151,10 @@ class Verbs(App):
         """Register a function as the verb ``name`` (by default its own name).
 
         A function that returns a :class:`ramify.render.result.Result` gets ``--json``: the result is printed, and its exit code
-        is the verb's. ``keeps`` names the parameter with the run that keeps the result, where it is a run. ``settings``
-        is a :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more`` returns
-        further options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns what help
-        says last.
+        is the verb's. It may return an iterator of results, each printed as it comes, or None where it served. ``keeps`` names
+        the parameter with the run that keeps the result, where it is a run. ``settings`` is a
+        :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more`` returns further
+        options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns what help says last.
         """
 
         def register(function: F) -> F:
@@ -291,15 +291,16 @@ class Verb:
         return self.function(*first, **given)
 
     def conclude(self, result: Any, given: dict[str, Any], as_json: bool) -> int:
-        """Print the result, keep it in its run, and return its exit code."""
-        from ramify.render.result import Planned
+        """Print the result, or each of several as it comes, keep it in its run, and return the exit code."""
+        from ramify.render.result import Planned, Result
         from ramify.render.terminal import say, show
 
-        show(result, as_json)
-        run = given.get(self.keeps)
-        if run is not None and not isinstance(result, Planned) and (lost := keep(Path(run), self.maker, result)):
-            say(f"warning: {lost}")
-        code: int = result.exit_code
+        code, run = EXIT_DONE, given.get(self.keeps)
+        for one in (result,) if isinstance(result, Result) else result or ():
+            show(one, as_json)
+            if run is not None and not isinstance(one, Planned) and (lost := keep(Path(run), self.maker, one)):
+                say(f"warning: {lost}")
+            code = max(code, one.exit_code)
         return code
 
     def switches(self) -> list[tuple[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.seeds import derive_key
 from ramify.engine.schedules import ranked, rates, schedule_of, survival, until_loss
 from ramify.methods.dspark.algorithm import (
@@ -319,7 +320,8 @@ def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], samples
 
     lab = DrafterLab(size, seed)
     given = [prompt for domain in DOMAINS for prompt in prompts(domain, 3, GIVEN, seed, "lossless")]
-    return [check.to_json() for check in verify(lab.model, lab.drafter(what), given, seed, samples)]
+    found: list[dict[str, Any]] = codec.to_json(verify(lab.model, lab.drafter(what), given, seed, samples))
+    return found
 
 
 def first_token_distribution(search: Callable[[np.ndarray], int]) -> np.ndarray:

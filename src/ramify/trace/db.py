@@ -17,6 +17,7 @@ import os
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path as FilePath
 from types import TracebackType
@@ -344,11 +345,17 @@ class Run:
             self.add(*findings)
 
     def log(self, kind: str, key: str, payload: Any = None) -> bool:
-        """Record in the journal that ``key`` of ``kind`` is done. The first payload stays; False when it was recorded already."""
+        """Record in the journal that ``key`` of ``kind`` is done. The first payload, JSON or a record, stays; False when it was
+        recorded already."""
+        payload = codec.to_json(payload) if is_dataclass(payload) else payload
         body = schema.to_json(payload, f"the payload of journal entry {kind} '{key}'")
         cursor = self._write("INSERT INTO journal VALUES (NULL,?,?,?) ON CONFLICT (kind, key) DO NOTHING", (kind, key, body))
         self._count(1)
         return cursor.rowcount > 0
+
+    def noted(self, kind: str, of: type[T]) -> dict[str, T]:
+        """What the journal holds of ``kind``, by key, in order, each read as ``of``. Raises UserError naming one that is none."""
+        return {one.key: codec.from_json(of, one.payload, f"{self.folder}, {kind} '{one.key}'") for one in self.journal(kind)}
 
     def once(self, kind: str, key: str, of: type[T], make: Callable[[], tuple[T, Iterable[Record]]]) -> T:
         """The journal as memo: what it holds as ``key`` of ``kind``, read as ``of``; else what ``make`` returns, which is

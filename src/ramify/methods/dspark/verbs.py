@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ramify.base import codec
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import read_record
 from ramify.kit import DryRun, Json, Seed, Verbs, argument, option
@@ -260,6 +261,6 @@ def verify_lossless(
         f"{'profile' if profiled else 'made-up costs'})"
     )
     shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)
-    emit({"passed": passed, "checks": [one.to_json() for one in checks]}, as_json, shown)
+    emit({"passed": passed, "checks": codec.to_json(checks)}, as_json, shown)
     if not passed:
         raise SystemExit(EXIT_FAILED)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
 from ramify.methods.implicit_advantage.report import LEVEL
@@ -118,8 +119,8 @@ def weighed(counts: Mapping[str, tuple[Counts, Counts]]) -> dict[str, dict[str, 
     for row, (before, after) in zip(rows, counts.values(), strict=True):
         known = bool(before.n and after.n)
         found[row.intervention] = {
-            "before": before.to_json(),
-            "after": after.to_json(),
+            "before": codec.to_json(before.share),
+            "after": codec.to_json(after.share),
             "difference": row.difference if known else None,
             "difference_interval": list(row.difference_interval),
             "p": row.p,
