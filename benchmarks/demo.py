@@ -26,42 +26,44 @@ from ramify.base.words import plural
 from ramify.engine.devices import kernels
 from ramify.engine.profile import machine_name
 from ramify.jobs.improve import ImproveConfig, improve
+from ramify.jobs.improve import finished as job_result
+from ramify.jobs.results import Improved
 from ramify.trace.db import Run
 from ramify_experiments.lab import Checks
 
 FILE = Path(__file__).resolve().parents[1] / "repro" / "improve-processors.json"
 
 
-def played(seed: int) -> dict[str, Any]:
+def played(seed: int) -> Improved:
     """The default job's result with ``seed``."""
     with tempfile.TemporaryDirectory() as folder:
         return improve(check(ImproveConfig, {"seed": seed}), Path(folder) / "run")
 
 
-def finished(folder: Path) -> tuple[int, dict[str, Any]]:
+def finished(folder: Path) -> tuple[int, Improved]:
     """Seed and result of a finished run with default settings."""
     with Run.open(folder) as run:
         config = check(ImproveConfig, run.meta["config"])
-        results = [entry.payload for entry in run.journal("result") if entry.key == "improve"]
+        result = job_result(run)
     plain = check(ImproveConfig, {"seed": config.seed}).to_json()
-    if not results or config.to_json() | {"concurrency": 0, "backend": ""} != plain | {"concurrency": 0, "backend": ""}:
+    if result is None or config.to_json() | {"concurrency": 0, "backend": ""} != plain | {"concurrency": 0, "backend": ""}:
         raise SystemExit(f"{folder} is no finished run of the default job")
-    return config.seed, dict(results[0])
+    return config.seed, result
 
 
-def row(seed: int, result: dict[str, Any]) -> dict[str, Any]:
+def row(seed: int, result: Improved) -> dict[str, Any]:
     """What is kept of one job."""
-    gain = result["gain"]
+    gain = result.gain
     return {
         "processor": machine_name(),
         "kernels": kernels(),
         "threads": torch.get_num_threads(),
         "seed": seed,
-        "before": result["before"]["success"],
-        "after": result["after"]["success"],
-        "gain": gain["success"],
-        "interval": list(gain["interval"]),
-        "episodes": result["before"]["n"],
+        "before": result.before.success,
+        "after": result.after.success,
+        "gain": gain.success,
+        "interval": list(gain.interval),
+        "episodes": result.before.n,
         "version": ramify.__version__,
     }
 

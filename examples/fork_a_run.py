@@ -5,4 +5,4 @@ import ramify
 attempt = ramify.play("builtin", "household", out="runs/forked")[0]
 step = attempt.turns[0].node
 fork = ramify.fork_run("runs/forked", step.id, n=32, edit={"replace": "go hall"})
-print(f"instead of {step.text!r}:", fork.to_json()["difference"])
+print(f"instead of {step.text!r}:", fork.difference)

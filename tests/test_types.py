@@ -46,8 +46,8 @@ ramify.play(lambda messages, key: "yes", Episode, [Task("a", {})])
 ramify.play("builtin", "household", sampling={"temperature": 0.5})
 ramify.play(LocalModel.load("x"), "household", sampling=Sampling(max_tokens=3), seed=1)
 fork = ramify.fork_run("runs/a", attempts[0].turns[0].node.id, n=2, model=say, env=Episode)
-print(fork.to_json()["difference"])
-print(ramify.improve(ImproveConfig(updates=2), "b", model=LocalModel.load("x"), env=Episode, tasks=[{"id": "a"}])["gain"])
+print(fork.difference)
+print(ramify.improve(ImproveConfig(updates=2), "b", model=LocalModel.load("x"), env=Episode, tasks=[{"id": "a"}]).gain)
 ramify.improve({"updates": 1})
 """
 WRONG = """

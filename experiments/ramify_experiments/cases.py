@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ramify.stats.intervals import clopper_pearson
+from ramify.stats.intervals import Interval, clopper_pearson
 
 Verb = Callable[..., dict[str, Any]]
 
@@ -53,29 +53,50 @@ class KnownCase:
             raise ValueError(f"case {self.name!r}: a share of {self.wanted} in {self.quick} of {self.full} repetitions is none")
 
 
-def verdict(case: KnownCase, found: Sequence[bool]) -> dict[str, Any]:
-    """What repetitions of a case come to: n, findings, rate, its exact 95 % interval (Clopper-Pearson),
-    what was wanted, and a status.
+@dataclass(frozen=True)
+class CaseVerdict:
+    """What repetitions of a case come to; ``interval`` is exact, of 95 % (Clopper-Pearson)."""
+
+    name: str
+    truth: Literal["nothing", "planted"]
+    says: str
+    n: int
+    false: int | None
+    """Findings where nothing is; None of a planted case."""
+    found: int | None
+    """Repetitions in which the planted was found."""
+    rate: float
+    interval: Interval
+    level: float | None
+    """Of ``nothing``: the nominal level."""
+    wanted: float | None
+    """Of ``planted``: the least share to be found."""
+    status: Literal["pass", "miss", "known_failure"]
+    known_failure: str = ""
+
+
+def verdict(case: KnownCase, found: Sequence[bool]) -> CaseVerdict:
+    """What repetitions of a case come to.
 
     ``miss`` where the interval lies wholly above the nominal level (nothing) or wholly below the wanted share (planted): fewer
     repetitions can excuse more, never less. Raises ValueError without repetitions.
     """
     if not found:
         raise ValueError(f"case {case.name!r}: no repetitions")
-    n, k = len(found), sum(found)
+    n, k, planted = len(found), sum(found), case.truth == "planted"
     low, high = clopper_pearson(k, n)
-    holds = low <= case.wanted if case.truth == "nothing" else high >= case.wanted
-    counted, wanted = ("false", "level") if case.truth == "nothing" else ("found", "wanted")
-    status = "pass" if holds else "known_failure" if case.known_failure else "miss"
-    record = {
-        "name": case.name,
-        "truth": case.truth,
-        "says": case.says,
-        "n": n,
-        counted: k,
-        "rate": k / n,
-        "interval": [low, high],
-    }
-    return (
-        record | {wanted: case.wanted, "status": status} | ({"known_failure": case.known_failure} if case.known_failure else {})
+    holds = high >= case.wanted if planted else low <= case.wanted
+    return CaseVerdict(
+        name=case.name,
+        truth=case.truth,
+        says=case.says,
+        n=n,
+        false=None if planted else k,
+        found=k if planted else None,
+        rate=k / n,
+        interval=(low, high),
+        level=None if planted else case.wanted,
+        wanted=case.wanted if planted else None,
+        status="pass" if holds else "known_failure" if case.known_failure else "miss",
+        known_failure=case.known_failure,
     )

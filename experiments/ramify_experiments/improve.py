@@ -25,6 +25,7 @@ from ramify.base.seeds import generator
 from ramify.engine.devices import kernels
 from ramify.engine.profile import machine_name
 from ramify.jobs.improve import ImproveConfig, Job
+from ramify.jobs.results import UpdateReport
 from ramify.render.terminal import say
 from ramify.score.credit.imitate import Imitate
 from ramify.score.credit.protocol import CreditGroup, CreditRule
@@ -197,13 +198,13 @@ def cell(
                 job.eval_task_set = job.environment.task_set("eval", EVALUATED, 0)
             spent = 0 if arm.startswith("start") else job.learn(run, config.arm)
             prefill = job.model.stats.prompt_tokens
-            after, updates = job.evaluate(run, "after"), [entry.payload for entry in run.journal("update")]
+            after, updates = job.evaluate(run, "after"), list(run.memo("update", UpdateReport).values())
             tasks = job.eval_task_set.hash
-    outcomes = [bool(one) for one in after["outcomes"]]
+    outcomes = [bool(one) for one in after.outcomes]
     found: dict[str, Any] = {
-        "success": after["success"],
-        "n": after["n"],
-        "entropy": after["entropy"],
+        "success": after.success,
+        "n": after.n,
+        "entropy": after.entropy,
         "tokens": spent,
         "prefill": prefill,
         "updates": len(updates),
@@ -211,12 +212,12 @@ def cell(
     }
     if not episodes:
         found[f"pass@{TIMES}"] = float(np.reshape(outcomes, (TIMES, -1)).any(axis=0).mean())
-    found |= {name: sum(int(one[name]) for one in updates) for name in ("attempts", "forks", "solved", "split")}
-    found["mixed"] = float(np.mean([one["mixed"] for one in updates])) if updates else 0.0
-    found["curve"] = [[one["tokens"], round(one["success"], 4), one["solved"]] for one in updates]
-    ranked = [one["critic"]["auroc"] for one in updates if one["critic"] and one["critic"]["auroc"] is not None]
+    found |= {name: sum(int(getattr(one, name)) for one in updates) for name in ("attempts", "forks", "solved", "split")}
+    found["mixed"] = float(np.mean([one.mixed for one in updates])) if updates else 0.0
+    found["curve"] = [[one.tokens, round(one.success, 4), one.solved] for one in updates]
+    ranked = [one.critic.auroc for one in updates if one.critic and one.critic.auroc is not None]
     found["critic auroc"] = float(np.mean(ranked)) if ranked else None
-    found |= {f"{what} s": round(sum(one["seconds"][what] for one in updates), 1) for what in ("sample", "credit", "train")}
+    found |= {f"{what} s": round(sum(one.seconds[what] for one in updates), 1) for what in ("sample", "credit", "train")}
     found |= {"seconds": round(time.perf_counter() - began, 1), "processor": f"{machine_name()} ({kernels()})"}
     return found | {"version": ramify.__version__}
 

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.config import check
 from ramify.base.seeds import generator
 from ramify.engine.devices import kernels
@@ -33,6 +34,7 @@ from ramify.env.protocol import Task, TaskSet
 from ramify.jobs.critic import SharedCritic, states_at
 from ramify.jobs.grown import gather_all
 from ramify.jobs.improve import ImproveConfig, Job
+from ramify.jobs.results import UpdateReport
 from ramify.render.terminal import say, table
 from ramify.rollout.backends import Player, Unit
 from ramify.score.credit.imitate import Imitate
@@ -95,8 +97,8 @@ def critic_cell(seed: int, budget: str = "40k", tasks: int = TASKS, tried: int =
         path = Path(folder) / "run"
         with Job(config, path) as job, Run.create(path, config.to_json()) as run:
             job.learn(run, "auto")
-            last = [entry.payload for entry in run.journal("update")][-1]
-            tensors, record = checkpoint.unpack(run.get_blob(last["checkpoint"]))
+            last = list(run.memo("update", UpdateReport).values())[-1]
+            tensors, record = checkpoint.unpack(run.get_blob(last.checkpoint))
             critic = SharedCritic(config.critic, seed)
             critic.restore(tensors, record["critic"])
             player = job.player(run, "critic")
@@ -104,7 +106,8 @@ def critic_cell(seed: int, budget: str = "40k", tasks: int = TASKS, tried: int =
             states = job.players.run(
                 gather_all(_state(player, critic, job.max_turns, task, seed, tried, forks) for task in held_out)
             )
-    return {"states": [state for state in states if len(state) > 1], "critic auroc": last["critic"]["auroc"], "won": critic.won}
+    ranked = None if last.critic is None else last.critic.auroc
+    return {"states": [state for state in states if len(state) > 1], "critic auroc": ranked, "won": critic.won}
 
 
 async def _state(
@@ -205,9 +208,9 @@ def sampled_cell(houses: str, sampling: str, seed: int, budget: str = "40k") -> 
             fitting = [task for task in job.train_task_set if fewest <= shortest(task, knows) <= most]
             job.train_task_set = TaskSet.of(fitting)
             tokens = job.learn(run, config.arm)
-            updates = [entry.payload for entry in run.journal("update")]
-    won, tried = (sum(one["independent"][i] for one in updates) for i in (0, 1))
-    found = {name: sum(int(one[name]) for one in updates) for name in ("attempts", "forks", "solved")}
+            updates = list(run.memo("update", UpdateReport).values())
+    won, tried = (sum(one.independent[i] for one in updates) for i in (0, 1))
+    found = {name: sum(int(getattr(one, name)) for one in updates) for name in ("attempts", "forks", "solved")}
     return found | {"independent won": won, "independent": tried, "tokens": tokens, "tasks": len(fitting)}
 
 
@@ -313,7 +316,7 @@ def main() -> None:
             "seeds": list(checks.seeds),
             "passed": all(one.status != "miss" for one in checks),
             "processor": f"{machine_name()} ({kernels()})",
-            "checks": [one.to_json() for one in checks],
+            "checks": codec.to_json(checks),
         }
         file = Path(__file__).resolve().parents[2] / "repro" / f"improve-{options.study}.json"
         file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -15,12 +15,13 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.errors import CellError, RamifyError, UserError
 from ramify.base.extras import needed
 from ramify.base.files import write_whole
@@ -151,6 +152,17 @@ def tuned(
     return found
 
 
+@dataclass(frozen=True)
+class MadeCell:
+    """A cell as it is kept: its key, the call and the code that made it, the seconds that took, and its result, which is JSON."""
+
+    key: str
+    call: str
+    code: str
+    seconds: float
+    value: Any
+
+
 class ResultCache:
     """JSON results of function calls by key, kept in ``folder`` (or in memory when it is None). ``uses``: modules that cells
     reach in other ways than by imports. ``edition`` stands for the code where it is given: cells that take days, and are
@@ -175,7 +187,7 @@ class ResultCache:
         """Seconds it took to make the requested cells, now or in earlier calls."""
         self.progress = progress
         self.runner = runner
-        self._memory: dict[str, dict[str, Any]] = {}
+        self._memory: dict[str, MadeCell] = {}
 
     def get(self, key: str, function: Callable[..., Any], **kwargs: Any) -> Any:
         """The stored result under ``key``, or ``function(**kwargs)``, run once and stored.
@@ -249,41 +261,38 @@ class ResultCache:
             record = self._memory.get(key)
         else:
             record = _read_record(self._path(key))
-        if record is None or record["code"] != code:
+        if record is None or record.code != code:
             return False, None
-        if record["call"] != call:
+        if record.call != call:
             where = "" if self.folder is None else f" in {self._path(key)}"
             raise UserError(
-                f"cell {key!r}{where} was made by {record['call']}, not by {call}: choose another folder or delete the cell"
+                f"cell {key!r}{where} was made by {record.call}, not by {call}: choose another folder or delete the cell"
             )
-        self.seconds += record["seconds"]
-        return True, json.loads(canonical_json(record["value"]))
+        self.seconds += record.seconds
+        return True, json.loads(canonical_json(record.value))
 
     def _write(self, key: str, call: str, code: str, value: Any, seconds: float) -> Any:
         self.seconds += seconds
         try:
-            text = canonical_json({"key": key, "call": call, "code": code, "seconds": seconds, "value": value})
+            text = canonical_json(vars(MadeCell(key, call, code, seconds, value)))
         except (TypeError, ValueError) as error:
             raise CellError(f"cell {key!r} returned something that is not JSON: {error}") from error
-        record = json.loads(text)
+        made = json.loads(text)["value"]
         if self.folder is None:
-            self._memory[key] = record
+            self._memory[key] = MadeCell(key, call, code, seconds, made)
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self._path(key), text)
         return json.loads(text)["value"]
 
 
-def _read_record(path: Path) -> dict[str, Any] | None:
+def _read_record(path: Path) -> MadeCell | None:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record, dict) or not {"key", "call", "code", "seconds", "value"} <= record.keys():
-            raise ValueError("fields are missing")
+        return codec.from_json(MadeCell, json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UserError) as error:
         raise UserError(f"{path} is not a readable cell ({error}): delete it to run the cell again") from error
-    return record
 
 
 def _describe_call(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> str:

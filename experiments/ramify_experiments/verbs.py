@@ -15,20 +15,25 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ramify
-from ramify.base import registry
-from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base import codec, registry
+from ramify.base.errors import EXIT_FAILED, NeedsError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.progress import Progress
 from ramify.base.seeds import derive_key
 from ramify.cli import experiments
 from ramify.render import terminal
-from ramify_experiments.cases import KnownCase, Repetition, verdict
+from ramify.render.numbers import interval
+from ramify.render.result import Result, Section, table
+from ramify.stats.checks import Check
+from ramify.stats.intervals import Interval
+from ramify_experiments.cases import CaseVerdict, KnownCase, Repetition, verdict
 from ramify_experiments.lab import MADE, Reproduce, ResultCache, cache
 
 TOGETHER = 5
@@ -37,88 +42,198 @@ TOGETHER = 5
 # -- ramify repro --------------------------------------------------------------------------------------------------------------
 
 
-def repro(slug: str, size: str, seed: int, fresh: bool, backend: str, out: Path | None, as_json: bool) -> bool:
-    """Reproduce ``slug`` or ``all``, print the tables, and return whether every check held.
+@dataclass(frozen=True)
+class ReproReport(Result):
+    """The checks of one reproduction."""
+
+    slug: str
+    passed: bool
+    checks: tuple[Check, ...]
+    seconds: float
+    commit: str
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a check misses its threshold."""
+        return super().exit_code if self.passed else EXIT_FAILED
+
+    def sections(self) -> Iterable[Section]:
+        """The table of checks, why misses were expected, and the verdict."""
+        rows = []
+        for one in self.checks:
+            wanted = "" if one.threshold is None else f"{one.op} {one.threshold:g}"
+            ends = "" if one.interval is None else interval(one.interval)
+            rows.append((one.name, one.value, ends, one.n, len(one.seeds), wanted, one.status))
+        head = ("check", "value", "95 % interval", "n", "seeds", "wanted", "status")
+        known = [(one.name, one.known_failure) for one in self.checks if one.status == "known_failure"]
+        yield Section.of(self.slug, table(head, rows), *_verdict(self.slug, known, self.passed, self.seconds))
+
+
+def _verdict(name: str, known: Sequence[tuple[str, str]], passed: bool, seconds: float) -> Iterator[str]:
+    """Why misses were expected, and whether others were not."""
+    yield "Known misses:\n" + "\n".join(f"  {one}: {why}" for one, why in known) if known else ""
+    yield f"{name}: {'passed' if passed else 'MISSED'} in {seconds} s"
+
+
+@dataclass(frozen=True)
+class PassedRepro:
+    """Whether one reproduction passed."""
+
+    slug: str
+    passed: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ReproSummary(Result):
+    """All reproductions."""
+
+    slug: str
+    passed: bool
+    reports: tuple[PassedRepro, ...]
+    each: tuple[ReproReport, ...] = field(metadata={"json": False})
+
+    @property
+    def exit_code(self) -> int:
+        """1 where one did not pass."""
+        return super().exit_code if self.passed else EXIT_FAILED
+
+    def sections(self) -> Iterable[Section]:
+        """How many checks of each held."""
+        rows = []
+        for report in self.each:
+            statuses = [check.status for check in report.checks]
+            counts = [statuses.count(status) for status in ("pass", "reported", "known_failure", "miss")]
+            rows.append((report.slug, *counts, report.seconds, "passed" if report.passed else "MISSED"))
+        yield Section.of("", table(("reproduction", "pass", "reported", "known failure", "miss", "seconds", ""), rows))
+
+
+def repro(slug: str, size: str, seed: int, fresh: bool, backend: str, out: Path | None) -> Iterator[Result]:
+    """Reproduce ``slug`` or ``all``: a report each, of all a summary at last.
 
     Of ``all``, those are left out that need a package which is not installed. Raises UserError for a name that no distribution
     brings, for an ``out`` that cannot be written and for an unknown back end.
     """
     names = experiments.chosen("reproductions", slug)
     check_writable(out)
-    reports = []
+    reports: list[ReproReport] = []
     with cells_on(backend) as runner:
         for name in names:
             try:
-                report = _reproduce(name, experiments.load("reproductions", name), size, seed, fresh, as_json, runner)
+                report = _reproduce(name, experiments.load("reproductions", name), size, seed, fresh, runner)
             except NeedsError as error:
                 if slug != "all":
                     raise
                 terminal.say(f"{name} is left out: {error}")
                 continue
             reports.append(report)
-            _print_checks(report, as_json)
-    _write_figures(out, {"size": size}, reports[0] if slug != "all" else {"reports": reports})
+            yield report
+    _write_figures(out, {"size": size}, reports[0].to_json() if slug != "all" else {"reports": codec.to_json(reports)})
     if slug == "all":
-        _print_summary(reports, as_json)
-    return all(report["passed"] for report in reports)
+        told = tuple(PassedRepro(one.slug, one.passed, one.seconds) for one in reports)
+        yield ReproSummary("all", all(one.passed for one in reports), told, tuple(reports))
 
 
-def _reproduce(slug: str, reproduce: Reproduce, size: str, seed: int, fresh: bool, as_json: bool, runner: Any) -> dict[str, Any]:
-    """Run one reproduction and return the report that ``--json`` prints."""
+def _reproduce(slug: str, reproduce: Reproduce, size: str, seed: int, fresh: bool, runner: Any) -> ReproReport:
+    """Run one reproduction."""
     folder = _folder("repro", f"{slug}-{size}", seed)
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    with _kept_in(folder, f"{slug} ({size})", as_json) as bar:
+    with _kept_in(folder, f"{slug} ({size})") as bar:
         cells = ResultCache(folder, progress=bar, runner=runner)
-        checks = reproduce(size, cells, **({"first": seed} if seed else {}))
-    return {
-        "slug": slug,
-        "passed": all(check.status != "miss" for check in checks),
-        "checks": [check.to_json() for check in checks],
-        "seconds": round(cells.seconds, 1),
-        "commit": commit(),
-    }
-
-
-def _print_checks(report: dict[str, Any], as_json: bool) -> None:
-    rows = []
-    for check in report["checks"]:
-        low_high = "" if check["interval"] is None else "[{:.4g}, {:.4g}]".format(*(_number(end) for end in check["interval"]))
-        wanted = "" if check["op"] == "report" else f"{check['op']} {check['threshold']:g}"
-        rows.append((check["name"], check["value"], low_high, check["n"], len(check["seeds"]), wanted, check["status"]))
-    text = terminal.table(["check", "value", "95 % interval", "n", "seeds", "wanted", "status"], rows)
-    _print_report(report, report["slug"], text, report["checks"], as_json)
-
-
-def _print_report(report: dict[str, Any], slug: str, text: str, judged: Sequence[dict[str, Any]], as_json: bool) -> None:
-    """A table of what was judged, why misses were expected, and the verdict."""
-    reasons = [f"  {one['name']}: {one['known_failure']}" for one in judged if one["status"] == "known_failure"]
-    text += "\n\nKnown misses:\n" + "\n".join(reasons) if reasons else ""
-    verdict = "passed" if report["passed"] else "MISSED"
-    terminal.emit(report, as_json, f"\n{slug}\n{text}\n\n{slug}: {verdict} in {report['seconds']} s")
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
-def _print_summary(reports: list[dict[str, Any]], as_json: bool) -> None:
-    rows = []
-    for report in reports:
-        statuses = [check["status"] for check in report["checks"]]
-        counts = [statuses.count(status) for status in ("pass", "reported", "known_failure", "miss")]
-        rows.append((report["slug"], *counts, report["seconds"], "passed" if report["passed"] else "MISSED"))
-    text = terminal.table(["reproduction", "pass", "reported", "known failure", "miss", "seconds", ""], rows)
-    passed = all(report["passed"] for report in reports)
-    summary = {"slug": "all", "passed": passed, "reports": [{k: r[k] for k in ("slug", "passed", "seconds")} for r in reports]}
-    terminal.emit(summary, as_json, "\n" + text)
+        checks = tuple(reproduce(size, cells, **({"first": seed} if seed else {})))
+    return ReproReport(slug, all(one.status != "miss" for one in checks), checks, round(cells.seconds, 1), commit())
 
 
 # -- ramify check method ---------------------------------------------------------------------------------------------------------
 
 
-def check_methods(name: str, quick: bool, seed: int, out: Path | None, as_json: bool) -> bool:
-    """Run the cases of the method ``name``, or of ``all``, print them, and return whether none missed.
+@dataclass(frozen=True)
+class NullFound:
+    """Findings in the first case where nothing is."""
+
+    n: int
+    false: int
+    rate: float
+    interval: Interval
+    level: float
+
+
+@dataclass(frozen=True)
+class PlantedFound:
+    """Findings in the first planted case."""
+
+    n: int
+    found: int
+    rate: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class MethodReport(Result):
+    """What a method says where the truth is known."""
+
+    method: str
+    null: NullFound
+    planted: PlantedFound
+    passed: bool
+    seconds: float
+    commit: str
+    cases: tuple[CaseVerdict, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a case missed."""
+        return super().exit_code if self.passed else EXIT_FAILED
+
+    def sections(self) -> Iterable[Section]:
+        """Every case, why misses were expected, and the verdict."""
+        rows = []
+        for case in self.cases:
+            count, wanted = (case.false, f"<= {case.level:g}") if case.found is None else (case.found, f">= {case.wanted:g}")
+            low, high = case.interval
+            share = f"{count} of {case.n}"
+            rows.append((case.truth, case.name, share, f"[{low:.3f}, {high:.3f}]", wanted, case.status))
+        known = [(one.name, one.known_failure) for one in self.cases if one.status == "known_failure"]
+        head = ("truth", "case", "found", "95 % interval", "wanted", "status")
+        yield Section.of(self.method, table(head, rows), *_verdict(self.method, known, self.passed, self.seconds))
+
+
+@dataclass(frozen=True)
+class PassedMethod:
+    """Whether the cases of one method passed."""
+
+    method: str
+    passed: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MethodsSummary(Result):
+    """The cases of all methods."""
+
+    method: str
+    passed: bool
+    methods: tuple[PassedMethod, ...]
+    each: tuple[MethodReport, ...] = field(metadata={"json": False})
+
+    @property
+    def exit_code(self) -> int:
+        """1 where one did not pass."""
+        return super().exit_code if self.passed else EXIT_FAILED
+
+    def sections(self) -> Iterable[Section]:
+        """The first cases of each."""
+        rows = []
+        for one in self.each:
+            null, planted = one.null, one.planted
+            shares = (f"{null.false} of {null.n}", f"{null.level:g}", f"{planted.found} of {planted.n}")
+            rows.append((one.method, *shares, one.seconds, "passed" if one.passed else "MISSED"))
+        yield Section.of("", table(("method", "false findings", "level", "planted found", "seconds", ""), rows))
+
+
+def check_methods(name: str, quick: bool, seed: int, out: Path | None) -> Iterator[Result]:
+    """Run the cases of the method ``name``, or of ``all``: a report each, of all a summary at last.
 
     ``out`` keeps what it holds of other methods. Raises UserError for an unknown method, for one that brings no cases, and for an
     ``out`` that holds something else, or the counts of another seed.
@@ -130,15 +245,15 @@ def check_methods(name: str, quick: bool, seed: int, out: Path | None, as_json: 
     check_writable(out)
     others = _other_counts(out, slugs, seed)
     cases = {slug: cases_of(slug) for slug in slugs}
-    reports = []
+    reports: list[MethodReport] = []
     for slug, own in cases.items():
-        reports.append(_check(slug, own, quick, seed, as_json))
-        _print_cases(reports[-1], as_json)
-    passed = all(report["passed"] for report in reports)
-    _write_figures(out, {"seed": seed}, {"methods": sorted([*others, *reports], key=lambda report: str(report["method"]))})
+        reports.append(_check(slug, own, quick, seed))
+        yield reports[-1]
+    kept = sorted([*others, *codec.to_json(reports)], key=lambda report: str(report["method"]))
+    _write_figures(out, {"seed": seed}, {"methods": kept})
     if name == "all":
-        _print_all(reports, passed, as_json)
-    return passed
+        told = tuple(PassedMethod(one.method, one.passed, one.seconds) for one in reports)
+        yield MethodsSummary("all", all(one.passed for one in reports), told, tuple(reports))
 
 
 def _other_counts(out: Path | None, slugs: Sequence[str], seed: int) -> list[dict[str, Any]]:
@@ -171,7 +286,7 @@ def cases_of(slug: str) -> tuple[KnownCase, ...]:
     return found
 
 
-def _check(slug: str, cases: Sequence[KnownCase], quick: bool, seed: int, as_json: bool) -> dict[str, Any]:
+def _check(slug: str, cases: Sequence[KnownCase], quick: bool, seed: int) -> MethodReport:
     folder = _folder("nulls", slug, seed)
     plan: dict[str, dict[str, Any]] = {}
     for case in cases:
@@ -185,23 +300,23 @@ def _check(slug: str, cases: Sequence[KnownCase], quick: bool, seed: int, as_jso
                 "seed": seed,
                 "samples": samples,
             }
-    with _kept_in(folder, f"check {slug}", as_json) as bar:
+    with _kept_in(folder, f"check {slug}") as bar:
         cells = ResultCache(folder, progress=bar, uses=_used(slug, cases))
         done = cells.map(repetitions, plan)
     found: dict[str, list[bool]] = {case.name: [] for case in cases}
     for key, call in plan.items():
         found[call["name"]] += done[key]
-    rows = [verdict(case, found[case.name]) for case in cases]
-    first = {truth: next(row for row in rows if row["truth"] == truth) for truth in ("nothing", "planted")}
-    return {
-        "method": slug,
-        "null": {key: first["nothing"][key] for key in ("n", "false", "rate", "interval", "level")},
-        "planted": {key: first["planted"][key] for key in ("n", "found", "rate", "interval")},
-        "passed": all(row["status"] != "miss" for row in rows),
-        "seconds": round(cells.seconds, 1),
-        "commit": commit(),
-        "cases": rows,
-    }
+    rows = tuple(verdict(case, found[case.name]) for case in cases)
+    null, planted = (next(row for row in rows if row.truth == truth) for truth in ("nothing", "planted"))
+    return MethodReport(
+        method=slug,
+        null=NullFound(null.n, null.false or 0, null.rate, null.interval, null.level or 0.0),
+        planted=PlantedFound(planted.n, planted.found or 0, planted.rate, planted.interval),
+        passed=all(row.status != "miss" for row in rows),
+        seconds=round(cells.seconds, 1),
+        commit=commit(),
+        cases=rows,
+    )
 
 
 def _used(slug: str, cases: Sequence[KnownCase]) -> tuple[str, ...]:
@@ -239,34 +354,6 @@ def call_verb(*words: object) -> dict[str, Any]:
     return last
 
 
-def _print_cases(report: dict[str, Any], as_json: bool) -> None:
-    rows = []
-    for case in report["cases"]:
-        planted = case["truth"] == "planted"
-        low, high = case["interval"]
-        wanted = f">= {case['wanted']:g}" if planted else f"<= {case['level']:g}"
-        share = f"{case['found' if planted else 'false']} of {case['n']}"
-        rows.append((case["truth"], case["name"], share, f"[{low:.3f}, {high:.3f}]", wanted, case["status"]))
-    text = terminal.table(["truth", "case", "found", "95 % interval", "wanted", "status"], rows)
-    _print_report(report, report["method"], text, report["cases"], as_json)
-
-
-def _print_all(reports: Sequence[dict[str, Any]], passed: bool, as_json: bool) -> None:
-    rows = []
-    for report in reports:
-        null, planted = report["null"], report["planted"]
-        verdict = "passed" if report["passed"] else "MISSED"
-        shares = (f"{null['false']} of {null['n']}", f"{null['level']:g}", f"{planted['found']} of {planted['n']}")
-        rows.append((report["method"], *shares, report["seconds"], verdict))
-    text = terminal.table(["method", "false findings", "level", "planted found", "seconds", ""], rows)
-    summary = {
-        "method": "all",
-        "passed": passed,
-        "methods": [{k: r[k] for k in ("method", "passed", "seconds")} for r in reports],
-    }
-    terminal.emit(summary, as_json, "\n" + text)
-
-
 # -- where cells are kept, on which machine and code ---------------------------------------------------------------------------
 
 
@@ -276,14 +363,14 @@ def _folder(kind: str, name: str, seed: int) -> Path:
 
 
 @contextmanager
-def _kept_in(folder: Path, title: str, as_json: bool) -> Iterator[Progress]:
+def _kept_in(folder: Path, title: str) -> Iterator[Progress]:
     """Show the progress of cells that ``folder`` keeps. What they make beside their results (weights, texts) is kept with
     them."""
     kept = f"finished cells are kept, so the same command continues ({folder})"
     earlier = os.environ.get(MADE)
     os.environ[MADE] = str(folder / "made")
     try:
-        with terminal.progress(title, unit="cells", as_json=as_json, kept=kept) as bar:
+        with terminal.progress(title, unit="cells", kept=kept) as bar:
             yield bar
     finally:
         if earlier is None:

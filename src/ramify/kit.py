@@ -151,10 +151,10 @@ class Verbs(App):
         """Register a function as the verb ``name`` (by default its own name).
 
         A function that returns a :class:`ramify.render.result.Result` gets ``--json``: the result is printed, and its exit code
-        is the verb's; None was served or printed already. ``keeps`` names the parameter with the run that keeps the result, where
-        it is a run, or with a list of them. ``settings`` is a :class:`ramify.base.config.Config`, or a function that returns it,
-        which puts off importing it. ``more`` returns further options by name with their help, whose texts arrive in the parameter
-        ``more``. ``epilogue`` returns what help says last.
+        is the verb's. It may return an iterator of results, each printed as it comes, or None where it served. ``keeps`` names
+        the parameter with the run that keeps the result, where it is a run, or with a list of them. ``settings`` is a
+        :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more`` returns further
+        options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns what help says last.
         """
 
         def register(function: F) -> F:
@@ -293,18 +293,18 @@ class Verb:
         return self.function(*first, **given)
 
     def conclude(self, result: Any, given: dict[str, Any], as_json: bool) -> int:
-        """Print the result, keep it in its run, and return its exit code."""
-        if result is None:
-            return EXIT_DONE
+        """Print the result, or each of several as it comes, keep it in its run, and return the exit code."""
+        from ramify.render.result import Result
         from ramify.render.terminal import say, show
 
-        show(result, as_json)
-        runs = given.get(self.keeps) if result.KEPT else None
-        for run in runs if isinstance(runs, list) else [] if runs is None else [runs]:
-            lost = keep(Path(run), self.maker, result)
-            if lost and lost not in result.caveats:  # what else could not be kept said so
-                say(f"warning: {lost}")
-        code: int = result.exit_code
+        code, runs = EXIT_DONE, given.get(self.keeps)
+        for one in (result,) if isinstance(result, Result) else result or ():
+            show(one, as_json)
+            for run in runs if isinstance(runs, list) else [runs] if runs is not None else []:
+                lost = keep(Path(run), self.maker, one) if one.KEPT else ""
+                if lost and lost not in one.caveats:  # what else could not be kept said so
+                    say(f"warning: {lost}")
+            code = max(code, one.exit_code)
         return code
 
     def switches(self) -> list[tuple[str, Any]]:

@@ -52,7 +52,7 @@ def test_the_json_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb
     done = verb("check", "method", "toy", "--quick", "--json", "--out", tmp_path / "nulls.json")
     report = done.json
     assert done.code == 0
-    assert list(report)[:5] == ["method", "null", "planted", "passed", "seconds"]
+    assert list(report)[:6] == ["caveats", "method", "null", "planted", "passed", "seconds"]
     assert report["null"] == {"n": 12, "false": 0, "rate": 0.0, "interval": [0.0, pytest.approx(0.2646, abs=1e-4)], "level": 0.05}
     assert report["planted"] == {"n": 4, "found": 4, "rate": 1.0, "interval": [pytest.approx(0.3976, abs=1e-4), 1.0]}
     assert json.loads((tmp_path / "nulls.json").read_text())["methods"] == [report]
@@ -87,6 +87,7 @@ def test_a_method_that_does_not_see_what_is_there_fails(tmp_path: Path, monkeypa
     report = verb("check", "method", "all", "--json")
     assert report.code == 1
     assert report.json == {
+        "caveats": [],
         "method": "all",
         "passed": False,
         "methods": [{"method": "toy", "passed": False, "seconds": report.json["methods"][0]["seconds"]}],
@@ -124,9 +125,9 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) 
 def test_a_case_fails_only_where_its_interval_says_so() -> None:
     nothing = KnownCase("n", "nothing", ".", lambda rep: False, 0.05, 200, 20)
     planted = KnownCase("p", "planted", ".", lambda rep: True, 0.8, 200, 20)
-    assert [verdict(nothing, [True] * k + [False] * (20 - k))["status"] for k in (0, 1, 3, 4)] == ["pass"] * 3 + ["miss"]
-    assert [verdict(nothing, [True] * k + [False] * (200 - k))["status"] for k in (10, 16, 18)] == ["pass", "pass", "miss"]
-    assert [verdict(planted, [True] * k + [False] * (20 - k))["status"] for k in (20, 13, 11)] == ["pass", "pass", "miss"]
+    assert [verdict(nothing, [True] * k + [False] * (20 - k)).status for k in (0, 1, 3, 4)] == ["pass"] * 3 + ["miss"]
+    assert [verdict(nothing, [True] * k + [False] * (200 - k)).status for k in (10, 16, 18)] == ["pass", "pass", "miss"]
+    assert [verdict(planted, [True] * k + [False] * (20 - k)).status for k in (20, 13, 11)] == ["pass", "pass", "miss"]
     with pytest.raises(ValueError, match="no repetitions"):
         verdict(nothing, [])
 

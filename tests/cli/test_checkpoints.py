@@ -382,7 +382,7 @@ def test_sampling_defaults_come_from_the_checkpoint(verb: Any, tmp_path: Path) -
     assert {(p.settings["temperature"], p.settings["top_k"]) for p in sampled_by if p.settings} == {(0.9, 20)}
     assert verb("resume", run, "--json").json["missing"] == 0
     cost_estimate = verb(*words, "--top-k", 0, "--dry-run").json
-    assert (cost_estimate["config"]["temperature"], cost_estimate["config"]["top_k"]) == (0.6, 0)
+    assert (cost_estimate["settings"]["temperature"], cost_estimate["settings"]["top_k"]) == (0.6, 0)
     assert "temperature was 0.9, is 0.6" in verb.refused(*words, "--out", run)
     (start / "generation_config.json").write_text('{"temperature": "hot"}')
     assert "generation_config.json: 'temperature' is 'hot'" in verb.refused(*words, "--out", tmp_path / "other")

@@ -99,7 +99,7 @@ def test_the_short_name_the_long_ones_and_files_agree(verb: Any, here: Path) -> 
     (here / "table.toml").write_text('[credit]\nname = "gigpo"\ngamma = 0.9\n')
 
     def made(*words: str) -> dict[str, Any]:
-        return verb("improve", "--dry-run", "--eval-episodes", "2", "--train-tasks", "4", *words, "--json").json["config"][
+        return verb("improve", "--dry-run", "--eval-episodes", "2", "--train-tasks", "4", *words, "--json").json["settings"][
             "credit"
         ]
 

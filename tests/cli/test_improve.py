@@ -11,18 +11,19 @@ from chat_templates import checkpoint
 from test_chat_templates import ADDS
 
 from ramify.base.config import load
-from ramify.cli.improve import next_run
 from ramify.jobs.improve import ARMS, ImproveConfig, resolved
+from ramify.jobs.results import UpdateReport
 from ramify.trace.db import Run
+from ramify.trace.sources import next_run
 
 
 @pytest.mark.slow
-def test_dry_run_prints_settings_and_bill_and_makes_nothing(verb: Any, here: Path) -> None:
+def test_dry_run_prints_settings_and_cost_estimate_and_makes_nothing(verb: Any, here: Path) -> None:
     record = verb("improve", "--dry-run", "--json", "--tokens", "500", "--tree.rule", "flat").json
-    assert record["config"]["tokens"] == 500
-    assert record["config"]["tree"]["rule"] == "flat"
-    assert record["config"]["tree"]["unit"] == ImproveConfig().tree.unit
-    assert record["bill"]
+    assert record["settings"]["tokens"] == 500
+    assert record["settings"]["tree"]["rule"] == "flat"
+    assert record["settings"]["tree"]["unit"] == ImproveConfig().tree.unit
+    assert record["cost_estimate"]
     text = verb("improve", "--dry-run").out
     assert "tree.rule" in text
     assert list(here.iterdir()) == []
@@ -61,8 +62,8 @@ def test_a_dry_run_says_what_came_of_its_trial(verb: Any, here: Path, agent: Pat
     low, high = trial["interval"]
     assert low <= trial["success"] <= high
     assert (trial["n"], trial["failed"]) == (4, 0)
-    assert min(trial["training rows"], trial["checkpoint"], trial["weights"], trial["agent"]) > 0
-    assert bool(record["warnings"]) == (trial["success"] in (0, 1))
+    assert min(trial["training_rows"], trial["checkpoint"], trial["weights"], trial["agent"]) > 0
+    assert bool(record["caveats"]) == (trial["success"] in (0, 1))
     assert f"Trial: {round(4 * trial['success'])} of 4 episodes succeeded ({trial['success']:.1%}" in verb(*command).out
     assert list(here.iterdir()) == []
 
@@ -71,9 +72,9 @@ def test_a_dry_run_says_what_came_of_its_trial(verb: Any, here: Path, agent: Pat
 @pytest.mark.parametrize(("env", "words"), [("SureEnvironment", "every one of 4"), ("HopelessEnvironment", "none of 4")])
 def test_a_dry_run_warns_where_there_is_nothing_to_learn_from(verb: Any, here: Path, agent: Path, env: str, words: str) -> None:
     command = [*small(agent, env), "--dry-run"]
-    (warning,) = verb(*command, "--json").json["warnings"]
+    (warning,) = verb(*command, "--json").json["caveats"]
     assert warning.startswith(f"{words} trial episodes succeeded")
-    assert f"Warning: {warning}." in verb(*command).out
+    assert verb(*command).err == f"warning: {warning}\n"
 
 
 def test_a_dry_run_fails_where_the_run_would(verb: Any, here: Path, agent: Path) -> None:
@@ -110,7 +111,7 @@ def test_splitting_works_with_any_template_and_environment(verb: Any, here: Path
     assert done.json["updates"] == 2
     assert done.json["attempts"] > 0 <= done.json["forks"]
     with Run.open(here / "run") as run:
-        assert all(update.payload["split"] for update in run.journal("update"))
+        assert all(update.split for update in run.memo("update", UpdateReport).values())
     assert f"{done.json['attempts']} attempt" in verb("resume", "run").out
     assert "unknown sampling 'flatt' (did you mean 'flat'?)" in verb.refused("improve", "--sampling", "flatt")
 
@@ -118,8 +119,8 @@ def test_splitting_works_with_any_template_and_environment(verb: Any, here: Path
 @pytest.mark.slow
 def test_the_printed_settings_load_again(verb: Any, here: Path) -> None:
     record = verb("improve", "--dry-run", "--json").json
-    assert record["config"]["train"]["lr"] == ARMS["imitate"].lr  # what will be used, not the 0 that stands for it
-    assert ImproveConfig.model_validate(record["config"]) == resolved(load(ImproveConfig))
+    assert record["settings"]["train"]["lr"] == ARMS["imitate"].lr  # what will be used, not the 0 that stands for it
+    assert ImproveConfig.model_validate(record["settings"]) == resolved(load(ImproveConfig))
 
 
 def test_help_lists_every_setting(verb: Any) -> None:

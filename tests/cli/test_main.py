@@ -75,7 +75,7 @@ def test_settings_of_a_verb_are_defaults_then_files_then_options(
     # spelled as people do: an underscore, a value with "=", one of a switch, an option given twice
     words = ["--max_reply", "9", "--count=5", "--allocate", "true", "--seed", "1", "--seed", "2"]
     code, out, _ = run(capsys, "rollout", *files, *words, "--tree", "--tree-budget", "64", "--dry-run", "--json")
-    config = json.loads(out)["config"]
+    config = json.loads(out)["settings"]
     assert code == 0
     assert (config["count"], config["top_k"], config["max_reply"], config["seed"]) == (5, 6, 9, 2)
     assert (config["tree"]["rule"], config["allocate"]) == ("random", True)

@@ -72,7 +72,7 @@ def last_line(capsys: pytest.CaptureFixture) -> dict:
 def test_the_json_contract(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
     assert main(["repro", "study", "--quick", "--json"]) == 0
     report = last_line(capsys)
-    assert list(report) == ["slug", "passed", "checks", "seconds", "commit"]
+    assert list(report) == ["caveats", "slug", "passed", "checks", "seconds", "commit"]
     assert report["checks"][0] == {
         "name": "square",
         "value": 9.0,
@@ -81,6 +81,7 @@ def test_the_json_contract(study: types.ModuleType, capsys: pytest.CaptureFixtur
         "seeds": [0],
         "op": ">=",
         "threshold": 9.0,
+        "known_failure": "",
         "status": "pass",
     }
 
@@ -141,7 +142,7 @@ def test_figures_name_commit_versions_and_machine(study: types.ModuleType, capsy
     out = tmp_path / "study.json"
     assert main(["repro", "study", "--out", str(out)]) == 0
     figures = json.loads(out.read_text())
-    assert set(figures) == {"size", "versions", "machine", "slug", "passed", "checks", "seconds", "commit"}
+    assert set(figures) == {"size", "versions", "machine", "caveats", "slug", "passed", "checks", "seconds", "commit"}
     assert {"ramify", "python", "torch", "numpy"} <= set(figures["versions"])
     assert figures["machine"]["cores"] >= 1
 

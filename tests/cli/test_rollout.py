@@ -19,7 +19,7 @@ SMALL = ["--count", "3", "--seed", "3"]
 
 
 def test_it_plays_shows_and_continues(verb, here: Path) -> None:
-    cost_estimate = verb("rollout", *SMALL, "--attempts", "2", "--dry-run", "--json").json["bill"]
+    cost_estimate = verb("rollout", *SMALL, "--attempts", "2", "--dry-run", "--json").json["cost_estimate"]
     assert cost_estimate == {"tasks": 3, "attempts": 6, "calls": 72, "tokens": 72 * 64}
     assert not (here / "runs").exists()
     first = verb("rollout", *SMALL, "--attempts", "2", "--json")
@@ -54,7 +54,7 @@ def test_a_spent_budget_is_exit_code_3_and_can_be_raised(verb, here: Path) -> No
     result = json.loads(out)
     assert (code, result["spent"], result["n"], result["missing"]) == (3, "calls", 1, 2)
     assert err == (
-        "ramify: the budget of calls is spent, 2 attempts not played: "
+        "warning: the budget of calls is spent, 2 attempts not played: "
         "raise --budget.calls and give the same command with --out r to continue\n"
     )
     assert verb("rollout", *SMALL, "--budget.calls", "10", "--out", "r", "--json").code == 3
@@ -123,12 +123,12 @@ def make():
     monkeypatch.syspath_prepend(here)
     played = verb("rollout", "--model", "factory:failing_agent:make", "--count", "2", "--out", "run", "--json")
     assert (played.code, played.json["failures"]) == (1, {"engine: gone": 2})
-    assert played.err == "ramify: every attempt failed; `ramify resume run` tries them again\n"
+    assert played.err == "warning: every attempt failed; `ramify resume run` tries them again\n"
     with Run.open(here / "run") as run:
         start = next(node.id for node in run.nodes(run.trees()[0].name) if node.role == "user")
     forked = verb("fork", "run", start, "--n", "2", "--json")
     assert (forked.code, forked.json["fork"]["failed"]) == (1, 2)
-    assert forked.err == "ramify: every continuation failed, the first at engine: gone\n"
+    assert forked.err == "warning: every continuation failed, the first at engine: gone\n"
 
 
 def test_a_request_that_is_refused_for_ever_is_not_advised_to_be_sent_again(verb, here: Path) -> None:

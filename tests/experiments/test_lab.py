@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ramify.base import codec
 from ramify.base.errors import CellError, UserError
 from ramify.base.progress import Progress
 from ramify.cli import experiments
@@ -79,7 +80,7 @@ def test_a_mean_has_students_interval_and_a_share_wilsons() -> None:
     assert (mean.value, mean.n, mean.seeds, mean.status, mean.known_failure) == (2.0, 3, (0, 1, 2), "pass", "known")
     assert mean.interval == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-5)
     assert (one.value, one.interval, one.op, one.known_failure) == (1.0, None, "report", "")
-    assert (none.to_json()["value"], none.n, none.status) == (None, 0, "miss")
+    assert (codec.to_json(none)["value"], none.n, none.status) == (None, 0, "miss")
     assert (share.value, share.n, share.status) == (23 / 175, 175, "pass")
     assert share.interval == pytest.approx((0.0892, 0.1895), abs=5e-5)
     assert exactly.interval == pytest.approx((0.0, 1 - 0.025**0.1))

@@ -19,7 +19,7 @@ from ramify.trace.db import Run
 from ramify.trace.node import make_node
 
 FUZZ = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-#: Verbs that start work, and what keeps them from it: a bill in place of the work where there is one, or a name that is none.
+#: Verbs that start work, and what keeps them from it: a cost estimate in place of the work, or a name that is none.
 BILL = {"improve": ["--dry-run"], "rollout": ["--dry-run"], "repro": ["nothing"], "doctor": ["--nothing"]}
 OPTIONS = [
     "--json",

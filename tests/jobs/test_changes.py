@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from test_improve_job import hashes, killed
 
+from ramify.base import codec
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.jobs.changes import (
@@ -76,8 +77,8 @@ def test_success_is_said_with_its_interval_and_chance_is_called_chance() -> None
     assert not dull.matters
     assert thin.difference is None
     assert "success" not in str(thin)
-    assert sharp.to_json()["success_after"]["n"] == 20
-    assert BehaviourChange.from_json(sharp.to_json()) == ONE
+    assert sharp.told.success_after.n == 20
+    assert codec.from_json(BehaviourChange, codec.to_json(sharp)) == sharp
     assert sentence([sharp, dull, thin], 10).endswith(
         "both agents continued from 2, 20 times each, and success from there changed in 1:"
     )
@@ -130,19 +131,19 @@ SMALL = {"arm": "imitate", "updates": 2, "tokens": 1500, "tasks_per_update": 8, 
 @pytest.mark.slow
 def test_a_job_says_what_it_changed_and_a_killed_one_says_the_same(tmp_path: Path) -> None:
     result = improve(ImproveConfig(**SMALL), tmp_path / "whole")
-    (state,) = result["changes"]["states"]
-    assert state["after"] - state["before"] >= LEAST
-    assert state["success_before"]["n"] == state["success_after"]["n"] == FORKS
+    (state,) = result.changes.states
+    assert state.after - state.before >= LEAST
+    assert state.success_before.n == state.success_after.n == FORKS
     with Run.open(tmp_path / "whole") as run:
         (finding,) = run.findings(maker="improve")
-        assert finding.why == state["text"]
-        assert finding.node == state["at"]
+        assert finding.why == state.text
+        assert finding.node == state.at
         points = curves(run)["imitate"]
-        assert [points[0][1:], points[-1][1:]] == [(round(result[name]["success"] * 40), 40) for name in ("before", "after")]
+        assert [points[0][1:], points[-1][1:]] == [(round(one.success * 40), 40) for one in (result.before, result.after)]
     killed(improve, ImproveConfig(**SMALL), tmp_path / "cut", path=tmp_path / "cut", after=6)
     for _ in range(2):
         killed(resume, tmp_path / "cut", path=tmp_path / "cut", after=5)
-    assert resume(tmp_path / "cut")["changes"] == result["changes"]
+    assert resume(tmp_path / "cut").changes == result.changes
     assert hashes(tmp_path / "cut") == hashes(tmp_path / "whole")
 
 
@@ -150,5 +151,5 @@ def test_a_job_says_what_it_changed_and_a_killed_one_says_the_same(tmp_path: Pat
 def test_training_that_changes_nothing_names_nothing(tmp_path: Path) -> None:
     for seed in range(2):
         result = improve(ImproveConfig(**SMALL, seed=seed, train={"lr": 1e-9, "epochs": 1}), tmp_path / str(seed))
-        assert result["changes"]["states"] == []
-        assert result["changes"]["why"].startswith("No action")
+        assert result.changes.states == ()
+        assert result.changes.why.startswith("No action")

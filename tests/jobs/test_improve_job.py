@@ -19,6 +19,7 @@ from ramify.base.errors import UserError
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.jobs.components import task_sets
 from ramify.jobs.improve import ARMS, ImproveConfig, improve, plan, resume
+from ramify.jobs.results import EvaluationEntry, Improved, UpdateReport
 from ramify.rollout.components import find_environment
 from ramify.rollout.stored import AGENT
 from ramify.trace.db import Run
@@ -34,10 +35,8 @@ def hashes(path: Path) -> dict[str, str]:
 def story(path: Path) -> list[Any]:
     """Everything the run concluded, without times and blob names."""
     with Run.open(path) as run:
-        evals = [(e.key, e.payload["outcomes"]) for e in run.journal("eval")]
-        updates = [
-            [e.key, *(e.payload[name] for name in ("tokens", "success", "train", "critic"))] for e in run.journal("update")
-        ]
+        evals = [(key, one.outcomes) for key, one in run.memo("eval", EvaluationEntry).items()]
+        updates = [[key, one.tokens, one.success, one.train, one.critic] for key, one in run.memo("update", UpdateReport).items()]
     return [*evals, *updates]
 
 
@@ -50,15 +49,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_job_leaves_everything_a_report_needs(whole: Path) -> None:
     with Run.open(whole) as run:
-        result = run.journal("result")[0].payload
-        assert set(result) >= {"before", "after", "gain", "tokens", "seconds", "run"}
-        assert result["before"]["n"] == 12
-        assert 0 < result["tokens"] <= 2700 * 1.3
-        updates = [e.payload for e in run.journal("update")]
-        assert [u["update"] for u in updates] == list(range(len(updates)))
+        result = run.memo("result", Improved)["improve"]
+        assert result.before.n == 12
+        assert 0 < result.tokens <= 2700 * 1.3
+        updates = list(run.memo("update", UpdateReport).values())
+        assert [u.update for u in updates] == list(range(len(updates)))
         assert len(updates) == 3
-        assert result["updates"] == 3
-        assert result["attempts"] == sum(u["attempts"] for u in updates) > 0
+        assert result.updates == 3
+        assert result.attempts == sum(u.attempts for u in updates) > 0
         trees = run.trees(f"{ImproveConfig().arm}-0000")
         assert 4 <= len(trees) <= 4 * 4
         marks = run.annotations(name="why")
@@ -73,7 +71,7 @@ def test_the_job_leaves_everything_a_report_needs(whole: Path) -> None:
 def test_a_finished_run_resumes_to_its_result(whole: Path) -> None:
     before = hashes(whole)
     with Run.open(whole) as run:
-        assert resume(whole) == run.journal("result")[0].payload
+        assert resume(whole) == run.memo("result", Improved)["improve"]
     assert hashes(whole) == before
 
 
@@ -151,14 +149,15 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_splitting_forks_and_asks_the_critic(split: Path) -> None:
     with Run.open(split) as run:
-        updates = [e.payload for e in run.journal("update")]
-        result = run.journal("result")[0].payload
+        updates = list(run.memo("update", UpdateReport).values())
+        result = run.memo("result", Improved)["improve"]
         marks = run.annotations(name="why")
     assert {"A", "advantage", "V", "V_next", "critic", "attempts"} <= set(marks[0].value)
-    assert result["forks"] == sum(u["forks"] for u in updates) > 0
-    assert all(u["split"] == u["groups"] for u in updates)
-    assert updates[-1]["critic"]["spoke"]
-    assert 0.7 * 2700 <= result["tokens"] <= 1.3 * 2700
+    assert result.forks == sum(u.forks for u in updates) > 0
+    assert all(u.split == u.groups for u in updates)
+    assert updates[-1].critic is not None
+    assert updates[-1].critic.spoke
+    assert 0.7 * 2700 <= result.tokens <= 1.3 * 2700
 
 
 @pytest.mark.slow
@@ -185,14 +184,14 @@ def test_workers_change_no_sample_and_no_update(settings: dict[str, Any], tmp_pa
 def test_every_arm_spends_the_same_tokens(arm: str, tmp_path: Path) -> None:
     config = ImproveConfig(**{**SMALL, "updates": 1, "tokens": 900, "eval_episodes": 4, "arm": arm})
     result = improve(config, tmp_path / "run")
-    assert 0.7 * 900 <= result["tokens"] <= 1.3 * 900
+    assert 0.7 * 900 <= result.tokens <= 1.3 * 900
 
 
 @pytest.mark.slow
-def test_the_bill_is_an_upper_bound(whole: Path) -> None:
-    cost_estimate = plan(ImproveConfig(**SMALL))
+def test_the_cost_estimate_is_an_upper_bound(whole: Path) -> None:
+    cost_estimate = plan(ImproveConfig(**SMALL)).cost_estimate
     with Run.open(whole) as run:
-        spent = sum(e.payload["tokens"] for e in run.journal("eval"))
+        spent = sum(one.tokens for one in run.memo("eval", EvaluationEntry).values())
     assert spent <= cost_estimate["evaluation tokens"]
     assert cost_estimate["cost"] == 0.0
 
@@ -208,7 +207,7 @@ def test_ones_own_tasks_are_split_by_id(tmp_path: Path) -> None:
     assert len(held) >= 1
     few = {**SMALL, "updates": 1, "tokens": 900, "eval_episodes": 4}
     result = improve(ImproveConfig(**few, tasks=str(file)), tmp_path / "run")
-    assert result["before"]["n"] == 4
+    assert result.before.n == 4
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.jobs.improve import ImproveConfig, improve
+from ramify.jobs.results import UpdateReport
 from ramify.score.credit.battery import example_group
 from ramify.score.credit.protocol import CreditGroup, CreditRule, assigned, find_rule
 from ramify.trace.db import Run
@@ -103,6 +104,6 @@ def test_the_job_scores_steps_by_the_agent_and_by_the_one_it_began_with(tmp_path
         grades: dict[str, list[float]] = {}
         for one in run.annotations(name="why"):
             grades.setdefault(groups[run.node(one.node).tree], []).append(one.value["grade"])
-        assert [entry.payload["warnings"] for entry in run.journal("update")] == [[], []]
+        assert [one.warnings for one in run.memo("update", UpdateReport).values()] == [(), ()]
     assert not any(grades["imitate-0000"]), "before any update both are one agent"
     assert min(grades["imitate-0001"]) < 0 < max(grades["imitate-0001"])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import ramify
+from ramify.base import codec
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.progress import SILENT
 from ramify.cli.main import main
@@ -75,7 +76,7 @@ def test_a_function_plays_an_environment_class_on_dicts(model: Any, tmp_path: Pa
     fork = ramify.fork_run(
         tmp_path / "run", attempts[0].turns[0].node.id, n=2, edit={"replace": "9"}, model=model, env=lambda: Sum()
     )
-    assert fork.to_json()["difference"] == {"success": -1.0, "interval": pytest.approx([-1.0, 0.09], abs=0.2)}
+    assert codec.to_json(fork.difference) == {"success": -1.0, "interval": pytest.approx([-1.0, 0.09], abs=0.2)}
 
 
 def test_a_function_that_fails_is_a_failed_attempt_and_its_siblings_continue(tmp_path: Path) -> None:
@@ -96,10 +97,10 @@ def test_difference_is_there_where_nothing_was_scored(tmp_path: Path) -> None:
 
     step = ramify.play(adds, Sum, TASKS[:1], out=tmp_path / "run")[0].turns[0].node.id
     edit = {"insert": {"role": "user", "text": "Well?"}}
-    record = ramify.fork_run(tmp_path / "run", step, n=2, edit=edit, model=away, env=Sum).to_json()
+    record = ramify.fork_run(tmp_path / "run", step, n=2, edit=edit, model=away, env=Sum).told.to_json()
     assert (record["fork"]["n"], record["control"]["n"]) == (0, 0)
     assert record["difference"] is None
-    assert ramify.fork_run(tmp_path / "run", step, n=2, model=adds, env=Sum).to_json()["difference"] is None, "no edit"
+    assert ramify.fork_run(tmp_path / "run", step, n=2, model=adds, env=Sum).difference is None, "no edit"
 
 
 def test_a_task_file_and_sampling_by_name(tmp_path: Path) -> None:
@@ -157,11 +158,11 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
     tasks = [{"id": task.id, **task.data} for task in HouseholdEnvironment().task_set("train", 8)]
     found = ramify.improve({**SMALL, "tree": {"roots": 2}}, out, model=model, env=HouseholdEnvironment, tasks=tasks)
     assert model.identity == before
-    assert found["before"]["n"] == 4
+    assert found.before.n == 4
     started, improved = (ramify.LocalModel.load(out / name) for name in ("start", "agent"))
     assert started.identity.weights == before.weights
     assert improved.template is not None
-    assert ramify.resume(out, env=HouseholdEnvironment()) == json.loads(json.dumps(found))
+    assert ramify.resume(out, env=HouseholdEnvironment()) == found
     assert main(["resume", str(out)]) == 0, "it is done: its result again"
     with closing(sqlite3.connect(out / "run.sqlite")) as db, db:
         db.execute("DELETE FROM journal WHERE kind = 'result'")
@@ -248,7 +249,7 @@ class Verbose(Sum):
 @pytest.mark.parametrize("settings", [{}, {"sampling": "splitting"}, {"credit": {"name": "implicit-advantage"}}, {"kl": 0.1}])
 def test_what_an_attempt_got_back_at_its_end_may_be_longer_than_the_context(tmp_path: Path, settings: dict[str, Any]) -> None:
     found = ramify.improve({**SMALL, **settings}, tmp_path / "run", env=Verbose, tasks=TASKS)
-    assert found["updates"] == 1
+    assert found.updates == 1
     config = ImproveConfig.model_validate({**SMALL, **settings})
     with Job(config, tmp_path, Own(env=Verbose, tasks=TASKS)) as job, Run.create(tmp_path / "trial", {}) as run:
-        assert job.trial(run, SILENT)[1]["training rows"] == SMALL["eval_episodes"], "the dry run's step, too"
+        assert job.trial(run, SILENT)[1].training_rows == SMALL["eval_episodes"], "the dry run's step, too"

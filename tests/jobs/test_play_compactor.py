@@ -59,7 +59,7 @@ def test_a_compactor_of_ones_own_is_asked_for_again(tmp_path: Path) -> None:
 def test_a_collection_takes_one_and_continues_with_it(tmp_path: Path) -> None:
     config = RolloutConfig(model=WALKER, count=1, compactor="drop-oldest", window=200)
     Collection(config).collect(tmp_path / "run")
-    assert resume(tmp_path / "run")["missing"] == 0
+    assert resume(tmp_path / "run").missing == 0
     with pytest.raises(UserError, match="window was 200, is 300"):
         Collection(config.model_copy(update={"window": 300})).collect(tmp_path / "run")
 

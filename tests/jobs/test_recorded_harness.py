@@ -18,9 +18,9 @@ import pytest
 import ramify
 from ramify.base.errors import RamifyError, UserError
 from ramify.cli.serve import find_served
-from ramify.cli.show import summarise
 from ramify.jobs.helped import helped
 from ramify.jobs.judged import judge
+from ramify.jobs.summary import summarise
 from ramify.trace.db import Run
 from ramify.web.api import Api
 from ramify.web.limits import Guard, Slots
@@ -128,8 +128,8 @@ def test_the_step_that_lost_it_and_what_would_have_helped(repo: Path, tmp_path: 
         assert done["resample"].arm.k > done["resample"].control.k == 0
         with Run.open(run) as opened:
             told = summarise(opened)
-        assert (told["attempts"]["successes"], told["attempts"]["n"]) == (1, 2)  # what was recorded, judged by the tests
-        assert told["forks"]["n"] > 20
+        assert (told.attempts.successes, told.attempts.n) == (1, 2)  # what was recorded, judged by the tests
+        assert told.forks.n > 20
         assert judge(run, server.model, env) == []
 
 
@@ -151,7 +151,7 @@ def test_a_harness_that_asks_something_else_is_not_judged(repo: Path, tmp_path: 
         with pytest.raises(RamifyError, match=r"no recorded attempt could be played again to judge it.*differs at step 0"):
             ramify.why(run, model=server.model, env=harness(repo, tmp_path / "elsewhere"))
     with Run.open(run) as opened:
-        assert summarise(opened)["attempts"] is None
+        assert summarise(opened).attempts is None
 
 
 def test_a_spoken_call_is_read_back() -> None:

@@ -17,6 +17,7 @@ from ramify.jobs.critic import SharedCritic
 from ramify.jobs.grown import EpisodeRecorder, Grown
 from ramify.jobs.improve import ARMS, ImproveConfig, Job
 from ramify.jobs.play import open_players
+from ramify.jobs.results import UpdateReport
 from ramify.jobs.sampling import SplittingConfig, UpdatePlan, resampled
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
@@ -151,6 +152,6 @@ def test_the_tree_arm_really_forks(tmp_path: Path) -> None:
     assert ARMS[config.arm].sampling == "infotree"
     with Job(config, tmp_path / "run") as job, Run.create(tmp_path / "run", config.to_json(), kind="improve") as run:
         job.learn(run, config.arm)
-        update = run.journal("update")[0].payload
-    assert update["forks"] > update["attempts"] / 4
-    assert update["groups"] > 1
+        update = next(iter(run.memo("update", UpdateReport).values()))
+    assert update.forks > update.attempts / 4
+    assert update.groups > 1

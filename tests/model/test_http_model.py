@@ -560,7 +560,7 @@ def test_a_rollout_over_chat_grows_text_only_nodes_and_can_be_forked(tmp_path: P
         assert [a.leaf for a in first] == [a.leaf for a in again]
         assert all(turn.node.tokens is None and turn.node.stop == "eos" for a in first for turn in a.turns)
         node = first[0].turns[1].node.id
-        assert fork_run(tmp_path / "a", node, n=3).to_json()["fork"]["n"] == 3
+        assert fork_run(tmp_path / "a", node, n=3).arm.scored == 3
         assert main(["fork", str(tmp_path / "a"), node, "--n", "2"]) == 0
         capsys.readouterr()
         assert main(["fork", str(tmp_path / "a"), node + ":1", "--n", "2"]) == 4
@@ -576,7 +576,7 @@ def test_a_rollout_over_completions_has_tokens_and_log_probs(tmp_path: Path) -> 
         assert node.tokens is not None
         assert node.sampled is not None
         assert node.sampled_tokens > 0
-        assert fork_run(tmp_path / "a", node.id, 2, n=2).to_json()["fork"]["n"] == 2
+        assert fork_run(tmp_path / "a", node.id, 2, n=2).arm.scored == 2
 
 
 @pytest.mark.slow

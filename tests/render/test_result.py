@@ -25,6 +25,7 @@ from ramify.render.result import (
     Section,
     Verbatim,
     from_data,
+    shortened,
     table,
     to_data,
     to_html,
@@ -72,7 +73,9 @@ def test_the_terminals_text_has_tables_and_code_and_leaves_out_what_unfolds_and_
     assert "def f():" in text
     assert "the prompt" not in text
     assert "none" not in text
-    assert to_text([Section.of("", table(("n",), [(i,) for i in range(5)]))], most=2).endswith("and 3 more")
+    long = Section.of("", table(("n", "text"), [(i, "x" * 20) for i in range(5)]))
+    assert to_text(shortened([long], 2, 10)).endswith("and 3 more")
+    assert "xxxxxxx...\n" in to_text(shortened([long], 2, 10))
 
 
 def test_a_page_escapes_every_text_and_draws_the_pictures() -> None:

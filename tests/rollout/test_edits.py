@@ -145,7 +145,7 @@ def test_several_edits_share_one_control_and_one_correction(made: Episodes) -> N
     forks, rows = asyncio.run(compare(made, attempt.tree, TASK, attempt.turns[0].node.id, edits, n=2))
     assert [f.control is None for f in forks] == [False, True]
     assert [row.intervention for row in rows] == ["kind", "watched"]
-    record = forks[0].to_json()
+    record = forks[0].told.to_json()
     assert record["evidence"]["p"] == 1.0
     assert record["diff"]
 

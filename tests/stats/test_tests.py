@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.stats.evidence import benjamini_hochberg, evidence, holm
 from ramify.stats.power import detectable_difference, power_of_difference, sample_size
@@ -103,7 +104,7 @@ def test_evidence_table() -> None:
     assert hint.p_corrected == pytest.approx(min(1.0, 3 * hint.p))
     assert hint.p_corrected < 0.01 < same.p
     assert (none.p, none.p_corrected, none.share_interval, none.detectable) == (1.0, 1.0, (0.0, 1.0), 1.0)
-    assert hint.to_json()["intervention"] == "hint"
+    assert codec.to_json(hint)["intervention"] == "hint"
     assert [row.p for row in rows] == [
         row.p_corrected for row in evidence((12, 40), {"hint": (30, 40), "same": (13, 40), "none": (0, 0)}, correction="none")
     ]

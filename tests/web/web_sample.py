@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from ramify.jobs.results import Changes, Evaluation, Improved, SuccessGain
 from ramify.methods.graph_credit.rules import NUMBERS
 from ramify.score.credit.protocol import JOURNAL
 from ramify.trace.db import Run
@@ -90,7 +91,11 @@ def make_run(
                 "before": {"success": 0.15, "interval": [0.118, 0.188], "n": 400, "tokens": 61234, "seconds": 9.4},
                 "after": {"success": 0.36, "interval": [0.314, 0.408], "n": 400, "tokens": 52000, "seconds": 8.1},
             })  # fmt: skip
-            run.log("result", "improve", {"before": {"success": 0.15}, "after": {"success": 0.525}, "run": twist("runs/1")})
+            before, after = (run.memo("eval", Evaluation)[name] for name in ("before", "after"))
+            gain, changes = SuccessGain(0.375, (0.31, 0.44), 400), Changes(twist("Nothing changed."), ())
+            run.log(
+                "result", "improve", Improved(before, after, gain, 9000 * updates, 84, 3, updates, 31.4, changes, twist("runs/1"))
+            )
     return folder
 
 

@@ -325,7 +325,8 @@ def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], samples
 
     lab = DrafterLab(size, seed)
     given = [prompt for domain in DOMAINS for prompt in prompts(domain, 3, GIVEN, seed, "lossless")]
-    return [check.to_json() for check in verify(lab.model, lab.drafter(what), given, seed, samples)]
+    found: list[dict[str, Any]] = codec.to_json(verify(lab.model, lab.drafter(what), given, seed, samples))
+    return found
 
 
 def first_token_distribution(search: Callable[[np.ndarray], int]) -> np.ndarray:

@@ -3,6 +3,8 @@ method against known truth, or check a run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +13,46 @@ from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.plugins import find_attribute, own_path
 from ramify.base.words import plural
 from ramify.cli import experiments
-from ramify.kit import Json, Verbs, argument, option
+from ramify.kit import Verbs, argument, option
+from ramify.render.result import Result, Section, table
+from ramify.render.terminal import progress
 from ramify.trace import integrity
 
 app = Verbs("check")
 
 MODELS = ("builtin", "hf", "chat", "completions", "factory")
 """What the name of a model may begin with that is not a registered model's name."""
+
+
+@dataclass(frozen=True)
+class CheckedPart:
+    """One check of a battery, and the faults that it found."""
+
+    check: str
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Conformance(Result):
+    """Whether a component does what its kind promises, or a run is undamaged."""
+
+    kind: str
+    name: str
+    conforms: bool
+    checks: tuple[CheckedPart, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where it does not."""
+        return super().exit_code if self.conforms else EXIT_FAILED
+
+    def sections(self) -> Iterable[Section]:
+        """Every check, and the score."""
+        rows = [(one.check.replace("_", " "), message) for one in self.checks for message in one.problems or ("pass",)]
+        is_, is_not = ("is undamaged", "is damaged") if self.kind == "run" else ("conforms", "does not conform")
+        faults = plural(sum(len(one.problems) for one in self.checks), "problem")
+        score = f"{self.kind} '{self.name}' {is_ if self.conforms else f'{is_not}: {faults}'}"
+        yield Section.of("", table(("check", "result"), rows), score)
 
 
 @app.itself()
@@ -42,19 +77,15 @@ def check(
     out: Annotated[
         Path | None, option(help="Of a method: also write the counts as JSON; those of other methods in it stay.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Conformance | Iterator[Result]:
     """Check that a component does what its kind promises, that a run is undamaged,
     or that a method finds planted effects and nothing else.
 
     Exit code 0: passed; 1: failed; 4: a requirement is missing.
     """
-    from ramify.render import terminal
-
     if kind == "method":
-        if not experiments.command("check")(name, quick, seed, out, as_json):
-            raise SystemExit(EXIT_FAILED)
-        return
+        reports: Iterator[Result] = experiments.command("check")(name, quick, seed, out)
+        return reports
     if quick or seed or out is not None:
         raise UserError(f"--quick, --seed and --out belong to `ramify check method NAME`, not to kind '{kind}'")
     if kind == "run":
@@ -63,25 +94,14 @@ def check(
         kind = conformance.known_kind(kind)
         part, options = find_component(kind, name), {}
         total = len(conformance.checks(kind))
-        with terminal.progress(f"check {kind} {name}", total, "checks", as_json or kind != "env") as bar:
+        with progress(f"check {kind} {name}", total, "checks", None if kind == "env" else True) as bar:
             if kind == "env":  # the one kind whose steps may take long: a server, a game, a sandbox
                 options = {"progress": bar}
             found = conformance.check(kind, part, **options)
         checks = [] if any(problem.check == conformance.STOPPED for problem in found) else conformance.checks(kind)
     names = list(dict.fromkeys([*checks, *(problem.check for problem in found)]))
-    by_check = {check: [problem.message for problem in found if problem.check == check] for check in names}
-    rows = [(check.replace("_", " "), message) for check, problems in by_check.items() for message in problems or ["pass"]]
-    is_, is_not = ("is undamaged", "is damaged") if kind == "run" else ("conforms", "does not conform")
-    score = f"{kind} '{name}' {is_}" if not found else f"{kind} '{name}' {is_not}: {plural(len(found), 'problem')}"
-    record = {
-        "kind": kind,
-        "name": name,
-        "conforms": not found,
-        "checks": [{"check": check, "problems": problems} for check, problems in by_check.items()],
-    }
-    terminal.emit(record, as_json, terminal.table(["check", "result"], rows) + f"\n\n{score}")
-    if found:
-        raise SystemExit(EXIT_FAILED)
+    by_check = [CheckedPart(check, tuple(one.message for one in found if one.check == check)) for check in names]
+    return Conformance(kind, name, not found, tuple(by_check))
 
 
 def find_component(kind: str, name: str) -> Any:

@@ -10,13 +10,15 @@ import re
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from ramify.base import extras, plugins
 from ramify.base.errors import EXIT_FAILED
-from ramify.kit import Json, Verbs, option
+from ramify.kit import Verbs, option
+from ramify.render.result import Result, Section, table
 
 app = Verbs("doctor")
 
@@ -50,18 +52,52 @@ EXTRAS = {
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
 
 
+@dataclass(frozen=True)
+class InstalledPart:
+    """One finding. ``status``: ``broken``, something that is installed does not work; ``absent``, something optional is not
+    there; ``warning``, a guarantee that this machine does not give, or gives at a cost; else ``ok``."""
+
+    topic: str
+    name: str
+    status: str
+    text: str
+    missing: tuple[str, ...] = ()
+    """Packages of an extra that are not there."""
+
+
+@dataclass(frozen=True)
+class Installation(Result):
+    """What works on this machine."""
+
+    ok: bool
+    """Nothing is broken."""
+    findings: tuple[InstalledPart, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something installed is broken."""
+        return super().exit_code if self.ok else EXIT_FAILED
+
+    def sections(self) -> Iterable[Section]:
+        """Every finding, then those that matter."""
+        rows = [(one.topic, one.name, one.status, one.text) for one in self.findings]
+        broken, warned = ([one.name for one in self.findings if one.status == status] for status in ("broken", "warning"))
+        score = f"broken: {', '.join(broken)}" if broken else "everything that is installed works"
+        score += f"; warnings: {', '.join(warned)}" if warned else ""
+        yield Section.of("", table(("topic", "what", "status", ""), rows), score)
+
+
 class Findings:
-    """Rows of the report. ``broken``: something that is installed does not work; ``absent``: something optional is not there;
-    ``warning``: a guarantee that this machine does not give, or gives at a cost."""
+    """Collects what is found."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[InstalledPart] = []
 
-    def add(self, topic: str, name: str, status: str, text: str, **more: Any) -> None:
-        """Note one finding; status is ok, warning, absent or broken. Secrets in ``text`` are redacted."""
+    def add(self, topic: str, name: str, status: str, text: str, missing: Sequence[str] = ()) -> None:
+        """Note one finding. Secrets in it are redacted."""
         from ramify.base.secrets import redact
 
-        self.rows.append(redact({"topic": topic, "name": name, "status": status, "text": text, **more}))
+        self.rows.append(InstalledPart(redact(topic), redact(name), status, redact(text), tuple(missing)))
 
     def look(self, topic: str, name: str, action: Callable[[], str]) -> None:
         """Add the finding that ``action`` returns, or that it failed."""
@@ -70,10 +106,6 @@ class Findings:
         except Exception as error:  # any failure of an installed package is a finding
             self.add(topic, name, "broken", f"{type(error).__name__}: {error}")
 
-    def broken(self) -> list[dict[str, Any]]:
-        """The rows of what does not work."""
-        return [row for row in self.rows if row["status"] == "broken"]
-
 
 @app.itself()
 def doctor(
@@ -81,26 +113,15 @@ def doctor(
         list[str] | None,
         option(metavar="URL", help="An endpoint to test, as URL or as chat:MODEL@URL; also those in RAMIFY_ENDPOINTS."),
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Installation:
     """Check the installation: versions, hardware, extras, plug-ins, endpoints, sandbox.
     Exit code 1: something installed is broken."""
-    from ramify.render import terminal
-
     found = Findings()
     listed = re.split(r"[\s,]+", os.environ.get(ENDPOINTS, "").strip()) if os.environ.get(ENDPOINTS, "").strip() else []
     for part in (_versions, _machine, _store, _engine, _extras, _plugins, _sandbox, _browser):
         part(found)
     _endpoints(found, [*listed, *(endpoint or [])])
-    broken = found.broken()
-    rows = [(row["topic"], row["name"], row["status"], row["text"]) for row in found.rows]
-    score = "broken: " + ", ".join(row["name"] for row in broken) if broken else "everything that is installed works"
-    if warned := [row["name"] for row in found.rows if row["status"] == "warning"]:
-        score += "; warnings: " + ", ".join(warned)
-    record = {"ok": not broken, "findings": found.rows}
-    terminal.emit(record, as_json, terminal.table(["topic", "what", "status", ""], rows) + f"\n\n{score}")
-    if broken:
-        raise SystemExit(EXIT_FAILED)
+    return Installation(all(one.status != "broken" for one in found.rows), tuple(found.rows))
 
 
 def _versions(found: Findings) -> None:

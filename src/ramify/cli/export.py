@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
-from ramify.kit import Json, RunArgument, Verbs, argument, find_run, option
+from ramify.kit import RunArgument, Verbs, argument, find_run, option
+from ramify.render.result import Result, Section
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -35,14 +37,30 @@ def _more() -> dict[str, str]:
     return {name: "; ".join(f"{', '.join(of)}: {text}" for text, of in texts.items()) for name, texts in found.items()}
 
 
+@dataclass(frozen=True)
+class ExportedRun(Result):
+    """A run in the format of another tool; ``not_written`` counts what that format has no place for."""
+
+    run: str
+    format: str
+    out: str
+    rows: int
+    not_written: Mapping[str, int]
+    loss: str = field(metadata={"json": False})
+    """The same as a clause."""
+
+    def sections(self) -> Iterable[Section]:
+        """Where it is, and what is not in it."""
+        yield Section.of("", f"wrote {self.out}{f'; {self.format} has no place for {self.loss}' if self.loss else ''}")
+
+
 @app.itself(more=_more, epilogue=_formats)
 def export(
     run: RunArgument,
     out: Annotated[Path, argument(metavar="OUT", help="File to write.")],
     to: Annotated[str | None, option(metavar="FORMAT", help="The format; by default it follows from OUT's ending.")] = None,
     more: Mapping[str, str] | None = None,
-    as_json: Json = False,
-) -> None:
+) -> ExportedRun:
     """Write a run for other tools. Each format has its own options, listed below."""
     folder = find_run(run)
     known = formats()
@@ -54,16 +72,13 @@ def export(
         raise UserError(f"cannot write {out}: it is a folder")
     if not out.parent.is_dir():
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
-    from ramify.render import terminal
     from ramify.trace.db import Run
     from ramify.trace.notes import noting
     from ramify.trace.schema import stored
 
     with Run.open(folder) as opened, noting() as notes:
         rows = stored(writer.write)(opened, out, **(more or {}))
-    record = {"run": str(folder), "format": writer.name, "out": str(out), "rows": rows, "not_written": dict(notes.unwritten)}
-    left = f"; {writer.name} has no place for {notes.loss()}" if notes.unwritten else ""
-    terminal.emit(record, as_json, f"wrote {out}{left}")
+    return ExportedRun(str(folder), writer.name, str(out), rows, dict(notes.unwritten), notes.loss())
 
 
 def formats() -> dict[str, Writer]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from ramify.base.errors import UserError
 from ramify.base.words import plural
-from ramify.kit import Form, Json, Verbs, argument, option
+from ramify.kit import Form, Verbs, argument, option
+from ramify.render.result import Result, Section
+from ramify.trace.intake import IgnoredPart
+from ramify.trace.notes import NAMED, Notes, UnreadField
 
 if TYPE_CHECKING:
     from ramify.trace.intake import Taken
@@ -46,10 +51,8 @@ def import_(
         ),
     ] = None,
     skip_bad: Annotated[bool, option("--skip-bad", help="Leave out bad records, and say which and why.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> ImportedRun:
     """Make a run from traces in files, or add to one, whole or not at all. A file that the run holds already adds nothing."""
-    from ramify.render import terminal
     from ramify.trace.aliases import Fields
     from ramify.trace.intake import take
     from ramify.trace.notes import BadRecordError, noting
@@ -64,41 +67,89 @@ def import_(
         except BadRecordError as error:
             error.args = (f"{error}; --skip-bad leaves out bad records, and counts them",)
             raise
-    record, lines = _summary(run, taken)
-    named = ", ".join(map(str, files or [])) if len(files or []) < 4 else plural(len(files or []), "file")
-    lines[0] += f", from {named} ({record['form'] or 'nothing new'})" if files else ""
-    if outcomes is not None or taken.given:
-        nobody = f"; of no attempt: {_some(taken.unmatched)}" if taken.unmatched else ""
-        lines.insert(1, f"{plural(taken.given, 'attempt')} judged by {outcomes or 'the reward beside the file'}{nobody}")
-    terminal.emit(record | notes.to_json(), as_json, "\n".join([*lines, *notes.sentences()]))
+    return _imported(run, taken, notes, tuple(map(str, files or [])), None if outcomes is None else str(outcomes))
 
 
-def _summary(folder: Path, taken: Taken) -> tuple[dict[str, Any], list[str]]:
-    """What the run holds now and what was read into it, as JSON and as lines."""
+@dataclass(frozen=True)
+class ImportedRun(Result):
+    """What a run holds now, and what was read into it."""
+
+    run: str
+    form: str
+    """Formats of the files that were read."""
+    records: int
+    trees: int
+    nodes: int
+    scored: int
+    scorers: tuple[str, ...]
+    """Candidates, where several could decide which attempts succeeded."""
+    failed: int
+    """Attempts that a failure ended."""
+    ignored: Mapping[str, IgnoredPart]
+    already: tuple[str, ...]
+    """Files that the run held."""
+    unknown: tuple[str, ...]
+    """Files of no format that is known."""
+    judged: int
+    unmatched: tuple[str, ...]
+    """Outcomes of no attempt."""
+    not_understood: tuple[UnreadField, ...]
+    bad: int
+    """Records that were left out."""
+    bad_first: tuple[str, ...]
+    open_calls: int
+    files: tuple[str, ...]
+    outcomes: str | None
+    told: tuple[str, ...] = field(metadata={"json": False})
+    """What failed and what was not understood, a sentence each."""
+
+    def sections(self) -> Iterable[Section]:
+        """What it holds, what was read, what was not."""
+        scored = f"{plural(self.scored, 'attempt') if self.scored else 'no attempt'} with a reward"
+        by = f"scores by {', '.join(self.scorers)}" if self.scorers else scored
+        named = ", ".join(self.files) if len(self.files) < 4 else plural(len(self.files), "file")
+        source = f", from {named} ({self.form or 'nothing new'})" if self.files else ""
+        lines = [f"{self.run}: {plural(self.trees, 'tree')}, {plural(self.nodes, 'node')}, {by}{source}"]
+        if self.outcomes is not None or self.judged:
+            nobody = f"; of no attempt: {_some(self.unmatched)}" if self.unmatched else ""
+            lines.append(f"{plural(self.judged, 'attempt')} judged by {self.outcomes or 'the reward beside the file'}{nobody}")
+        lines += [f"held already, so nothing of it was added: {_some(self.already)}"] if self.already else []
+        lines += [f"of no format known here, and left out: {_some(self.unknown)}"] if self.unknown else []
+        for name, one in self.ignored.items():
+            lines.append(f"'{name}' of {one.count} {one.what} does not describe an attempt: ignored")
+        yield Section.of("", "\n".join([*lines, *self.told]))
+
+
+def _imported(folder: Path, taken: Taken, notes: Notes, files: tuple[str, ...], outcomes: str | None) -> ImportedRun:
     from ramify.trace.db import Run
     from ramify.trace.failures import failures
     from ramify.trace.outcome import settled, successes, undecided
 
     with Run.open(folder) as run:
-        trees, nodes = len(run.trees()), len(run)
-        scored = sum(success is not None for success in successes(run, settled(run)))
-        several = undecided(run)
         failed = failures(run)
-    record = {"run": str(folder), "form": ", ".join(sorted(set(taken.forms))), "records": taken.records}
-    record |= {"trees": trees, "nodes": nodes, "scored": scored, "scorers": several, "failed": len(failed.reasons)}
-    record |= {"ignored": taken.ignored, "already": taken.again, "unknown": taken.unknown}
-    record |= {"judged": taken.given, "unmatched": taken.unmatched}
-    by = (
-        f"scores by {', '.join(several)}" if several else f"{plural(scored, 'attempt') if scored else 'no attempt'} with a reward"
-    )
-    lines = [f"{folder}: {plural(trees, 'tree')}, {plural(nodes, 'node')}, {by}"]
-    lines += [f"held already, so nothing of it was added: {_some(taken.again)}"] if taken.again else []
-    lines += [f"of no format known here, and left out: {_some(taken.unknown)}"] if taken.unknown else []
-    for name, about in taken.ignored.items():
-        lines.append(f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored")
-    lines += [failed.sentence()] if failed.reasons else []
-    return record, lines
+        return ImportedRun(
+            run=str(folder),
+            form=", ".join(sorted(set(taken.forms))),
+            records=taken.records,
+            trees=len(run.trees()),
+            nodes=len(run),
+            scored=sum(success is not None for success in successes(run, settled(run))),
+            scorers=tuple(undecided(run)),
+            failed=len(failed.reasons),
+            ignored=taken.ignored,
+            already=tuple(taken.again),
+            unknown=tuple(taken.unknown),
+            judged=taken.given,
+            unmatched=tuple(taken.unmatched),
+            not_understood=notes.unread,
+            bad=len(notes.bad),
+            bad_first=tuple(notes.bad[:NAMED]),
+            open_calls=notes.open_calls,
+            files=files,
+            outcomes=outcomes,
+            told=(*([failed.sentence()] if failed.reasons else []), *notes.sentences()),
+        )
 
 
-def _some(names: list[str], most: int = 5) -> str:
+def _some(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")

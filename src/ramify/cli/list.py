@@ -3,15 +3,71 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ramify.base import registry
 from ramify.base.errors import UserError, nearest
 from ramify.base.words import unwrapped
 from ramify.cli.methods import summary
-from ramify.kit import Json, Verbs, argument
+from ramify.kit import Verbs, argument
+from ramify.render.result import Result, Section, table
 
 app = Verbs("list")
+
+
+@dataclass(frozen=True)
+class KnownKinds(Result):
+    """The kinds of components, and the methods, each with what it is."""
+
+    kinds: Mapping[str, str]
+    methods: Mapping[str, str]
+
+    def sections(self) -> Iterable[Section]:
+        """Both."""
+        yield Section.of(
+            "",
+            table(("kind", "what it is"), self.kinds.items()),
+            table(("method", "what it does"), self.methods.items()),
+            "ramify list KIND names the components of one kind; ramify list NAME describes one.",
+        )
+
+
+@dataclass(frozen=True)
+class KnownNames(Result):
+    """The components of one kind, each with what it is."""
+
+    kind: str
+    names: Mapping[str, str]
+
+    def sections(self) -> Iterable[Section]:
+        """The names."""
+        none = "" if self.names else f"no {self.kind} is known"
+        yield Section.of("", table((self.kind, "what it is"), self.names.items()), none)
+
+
+@dataclass(frozen=True)
+class DescribedPart:
+    """One component: where it is, and what it says of itself."""
+
+    kind: str
+    name: str
+    where: str
+    text: str
+
+
+@dataclass(frozen=True)
+class DescribedName(Result):
+    """The components of one name."""
+
+    name: str
+    parts: tuple[DescribedPart, ...]
+
+    def sections(self) -> Iterable[Section]:
+        """Each with its text."""
+        for part in self.parts:
+            yield Section.of("", f"{part.kind} {part.name} ({part.where})", part.text)
 
 
 @app.itself()
@@ -19,42 +75,32 @@ def list_(
     what: Annotated[
         str | None, argument(metavar="[KIND or NAME]", help="A kind of component, or the name of one component.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> KnownKinds | KnownNames | DescribedName:
     """List components. Without an argument: their kinds, and the methods."""
-    from ramify.render import terminal
-
     if what is None:
-        methods = {slug: summary(slug) for slug in registry.builtin_methods()}
-        text = terminal.table(["kind", "what it is"], list(registry.KINDS.items()))
-        text += "\n\n" + terminal.table(["method", "what it does"], list(methods.items()))
-        text += "\n\nramify list KIND names the components of one kind; ramify list NAME describes one."
-        terminal.emit({"kinds": registry.KINDS, "methods": methods}, as_json, text)
-    elif what in registry.KINDS:
+        return KnownKinds(registry.KINDS, {slug: summary(slug) for slug in registry.builtin_methods()})
+    if what in registry.KINDS:
         parts = {name: _first_line(registry.get(what, name)) for name in registry.names(what)}
         if not parts and (lacking := registry.lacking(what)) is not None:
             raise lacking
-        text = terminal.table([what, "what it is"], list(parts.items())) if parts else f"no {what} is known"
-        terminal.emit({"kind": what, "names": parts}, as_json, text)
-    else:
-        found = [_describe(kind, what) for kind in registry.KINDS if what in registry.names(kind)]
-        if not found:
-            known = [*registry.KINDS, *(name for kind in registry.KINDS for name in registry.names(kind))]
-            needs = {str(lacking) for kind in registry.KINDS if (lacking := registry.lacking(kind)) is not None}
-            raise UserError("; ".join([f"there is no component '{what}' ({nearest(what, known)})", *sorted(needs)]))
-        text = "\n\n".join(f"{part['kind']} {part['name']} ({part['where']})\n\n{part['text']}" for part in found)
-        terminal.emit({"name": what, "parts": found}, as_json, text)
+        return KnownNames(what, parts)
+    found = tuple(_describe(kind, what) for kind in registry.KINDS if what in registry.names(kind))
+    if not found:
+        known = [*registry.KINDS, *(name for kind in registry.KINDS for name in registry.names(kind))]
+        needs = {str(lacking) for kind in registry.KINDS if (lacking := registry.lacking(kind)) is not None}
+        raise UserError("; ".join([f"there is no component '{what}' ({nearest(what, known)})", *sorted(needs)]))
+    return DescribedName(what, found)
 
 
 def _first_line(part: Any) -> str:
     return unwrapped(getattr(part, "help", None) or inspect.getdoc(part) or "").partition("\n")[0]
 
 
-def _describe(kind: str, name: str) -> dict[str, str]:
+def _describe(kind: str, name: str) -> DescribedPart:
     part = registry.get(kind, name)
     if inspect.ismodule(part):
         where = part.__name__
     else:
         described = part if hasattr(part, "__qualname__") else type(part)
         where = f"{described.__module__}.{described.__qualname__}"
-    return {"kind": kind, "name": name, "where": where, "text": inspect.getdoc(part) or ""}
+    return DescribedPart(kind, name, where, inspect.getdoc(part) or "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +14,8 @@ from typing import Annotated
 from ramify.base import conformance, registry
 from ramify.base.errors import UserError
 from ramify.base.files import folder_aside, refusal
-from ramify.kit import Json, Verbs, argument, option
+from ramify.kit import Verbs, argument, option
+from ramify.render.result import Result, Section, Verbatim
 
 app = Verbs("new")
 
@@ -21,6 +24,25 @@ LONGEST = 40
 METHOD = "method"
 _FILES = ("init", "algorithm", "verbs", "experiment")
 """Modules of a method's package."""
+
+
+@dataclass(frozen=True)
+class WrittenSkeleton(Result):
+    """The files of a new component."""
+
+    kind: str
+    name: str
+    folder: str
+    files: tuple[str, ...]
+
+    def sections(self) -> Iterable[Section]:
+        """The files, and the commands that try them."""
+        part = Path(self.folder) / "src" / f"{_module(self.name)}.py"
+        method = self.kind == METHOD
+        first = f"pytest {self.folder}" if method else f"ramify check {self.kind} {part}:{_part(self.kind, self.name)}"
+        last = f"\nramify check method {self.name} --quick" if method else ""
+        written = f"wrote {self.folder}: {', '.join(self.files)}"
+        yield Section.of("", written, Verbatim(f"{first}\npip install -e {self.folder}{last}", "sh"))
 
 
 @app.itself()
@@ -34,12 +56,9 @@ def new(
     ],
     name: Annotated[str, argument(metavar="NAME", help="Its name: lower case, words joined by '-'.")],
     out: Annotated[Path | None, option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> WrittenSkeleton:
     """Write a small package with one working component, its test and its plug-in entry;
     a method also gets its page and its experiment."""
-    from ramify.render import terminal
-
     kind = kind if kind == METHOD else conformance.known_kind(kind)
     check_name(kind, name)
     folder = out or Path(name)
@@ -49,11 +68,7 @@ def new(
         raise UserError(f"cannot make {folder}: there is no folder {folder.parent}")
     files = skeleton(kind, name)
     _write(folder, files)
-    part = folder / "src" / f"{_module(name)}.py"
-    first = f"pytest {folder}" if kind == METHOD else f"ramify check {kind} {part}:{_part(kind, name)}"
-    last = f"\nramify check method {name} --quick" if kind == METHOD else ""
-    text = f"wrote {folder}: {', '.join(files)}\n\n{first}\npip install -e {folder}{last}"
-    terminal.emit({"kind": kind, "name": name, "folder": str(folder), "files": list(files)}, as_json, text)
+    return WrittenSkeleton(kind, name, str(folder), tuple(files))
 
 
 def check_name(kind: str, name: str) -> None:

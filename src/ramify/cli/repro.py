@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from ramify.base.errors import EXIT_FAILED, UserError
+from ramify.base.errors import UserError
 from ramify.cli import experiments
-from ramify.kit import Json, Verbs, argument, option
+from ramify.kit import Verbs, argument, option
+from ramify.render.result import Result
 
 app = Verbs("repro")
 
@@ -26,8 +28,7 @@ def repro(
         str, option(help="Where cells run: local (processes on this machine), ray or ray:CELLS_AT_ONCE.")
     ] = "local",
     out: Annotated[Path | None, option(help="Also write the results with commit, versions and machine as JSON.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Iterator[Result]:
     """Reproduce a method's headline result. Exit code 1 when a check misses its threshold.
 
     Finished cells are cached, so an interrupted call continues where it stopped.
@@ -35,6 +36,5 @@ def repro(
     if gpu and (cpu or quick):
         raise UserError("choose --gpu or --cpu, and with --cpu --quick where it should take at most a minute")
     size = "gpu" if gpu else "quick" if quick or (slug == "all" and not cpu) else "cpu"
-    passed = experiments.command("repro")(slug, size, seed=seed, fresh=fresh, backend=backend, out=out, as_json=as_json)
-    if not passed:
-        raise SystemExit(EXIT_FAILED)
+    reports: Iterator[Result] = experiments.command("repro")(slug, size, seed=seed, fresh=fresh, backend=backend, out=out)
+    return reports

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from ramify.base.errors import UserError
-from ramify.cli.improve import finish
-from ramify.cli.rollout import collected
-from ramify.kit import Json, RunArgument, Trust, Verbs, find_run
+from ramify.cli.show import write_report
+from ramify.jobs.results import REPORT, Collected, Improved
+from ramify.kit import RunArgument, Trust, Verbs, find_run
+from ramify.render.terminal import progress
 
 app = Verbs("resume")
 
 
 @app.itself()
-def resume(run: RunArgument, trust: Trust = False, as_json: Json = False) -> None:
+def resume(run: RunArgument, trust: Trust = False) -> Improved | Collected:
     """Continue an interrupted run; the result equals that of an uninterrupted one. A finished run prints its result again."""
     folder = find_run(run)
     from ramify.jobs import collect, trees
@@ -19,14 +20,16 @@ def resume(run: RunArgument, trust: Trust = False, as_json: Json = False) -> Non
 
     with Run.open(folder) as opened:
         kind = opened.kind
-    if kind == "improve":
-        from ramify.jobs import improve as job
-
-        finish(folder, as_json, lambda bar: job.resume(folder, bar, trust))
-    elif kind == trees.TreeCollection.kind:
-        collected(folder, as_json, lambda bar: trees.resume(folder, bar, trust))
-    elif kind == collect.Collection.kind:
-        collected(folder, as_json, lambda bar: collect.resume(folder, bar, trust))
-    else:
+    if kind not in ("improve", trees.TreeCollection.kind, collect.Collection.kind):
         made = f"; the same `ramify {kind}` again continues it" if kind not in ("", "import", "play", "cliffs show --run") else ""
         raise UserError(f"{folder} was not made by `ramify improve` or `ramify rollout`{made}")
+    with progress(folder.name, kept=f"finished work is kept: continue with `ramify resume {folder}`") as bar:
+        bar.begin(0, phase="load")
+        if kind != "improve":
+            again = trees.resume if kind == trees.TreeCollection.kind else collect.resume
+            return again(folder, bar, trust)
+        from ramify.jobs import improve as job
+
+        found = job.resume(folder, bar, trust)
+    write_report(folder, folder / REPORT)
+    return found

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ramify.base import codec
 from ramify.base.errors import BudgetSpentError, UserError
 from ramify.base.words import plural
 from ramify.env.tools import effect_options, read_effects
@@ -103,7 +104,7 @@ def why(
     found, changes = _ask(folder, views, do or [], settings, who, int(most), as_json)
     with Run.open(folder) as opened:
         fleet = job.tools(opened, scorer) if several and not every else []
-    record = found[0].to_json() | ({"do": [one.to_json() for one in changes]} if do else {})
+    record = found[0].to_json() | ({"do": [codec.to_json(one.told) for one in changes]} if do else {})
     if every:
         record |= {"all": [one.to_json() for one in found], "tools": job.lost_by_tool(found)}
     options = effect_options(who["effects"])

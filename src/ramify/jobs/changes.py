@@ -8,17 +8,18 @@ no more than chance says so (Fisher's test, corrected over the states by Holm's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.engine.local import LocalModel
 from ramify.env.protocol import Task
 from ramify.jobs.grown import gather_all
+from ramify.jobs.results import ChangedState
 from ramify.model.protocol import Sampling
 from ramify.rollout.backends import Player, Unit
-from ramify.stats.drops import Counts
+from ramify.stats.drops import Counts, SuccessDifference
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import difference_of_proportions
 from ramify.stats.tests import fisher
@@ -94,29 +95,19 @@ class BehaviourChange:
         success = f"{self.success_before.rate:.0%} -> {self.success_after.rate:.0%} ({low} to {high} points)"
         return f"{text}; success from there {success}{'' if self.matters else ', no more than chance'}."
 
-    def to_json(self) -> dict[str, Any]:
-        """As the result and the finding's evidence hold it."""
-        counts = {name: None if one is None else one.to_json() for name, one in self._successes.items()}
-        found = self.difference
-        own = {name: value for name, value in asdict(self).items() if name not in self._successes}
-        difference = None if found is None else {"value": found[0], "interval": list(found[1])}
-        return {"text": str(self)} | own | counts | {"difference": difference, "matters": self.matters}
-
     @property
-    def _successes(self) -> dict[str, Counts | None]:
-        return {"success_before": self.success_before, "success_after": self.success_after}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> BehaviourChange:
-        """The state and the action of a record, without successes."""
-        return cls(**{name: record[name] for name in ("tree", "task", "state", "at", "action", "before", "after")})
+    def told(self) -> ChangedState:
+        """As results and findings hold it."""
+        first, then = (None if one is None else one.share for one in (self.success_before, self.success_after))
+        difference = None if self.difference is None else SuccessDifference(*self.difference)
+        where = (str(self), self.tree, self.task, self.state, self.at, self.action)
+        return ChangedState(*where, self.before, self.after, self.p, first, then, difference, self.matters)
 
     def finding(self) -> Finding:
         """As the run keeps it."""
         value = None if self.difference is None else self.difference[0]
-        return Finding(
-            "change", MAKER, str(self), self.at, value=value, unit="" if value is None else "success", evidence=self.to_json()
-        )
+        unit, evidence = "" if value is None else "success", codec.to_json(self.told)
+        return Finding("change", MAKER, str(self), self.at, value=value, unit=unit, evidence=evidence)
 
 
 def states_for(count: int, episodes: int) -> int:

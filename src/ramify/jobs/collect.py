@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from ramify.base.progress import SILENT, Progress
 from ramify.env.builtin.agents import with_agent
 from ramify.env.protocol import TaskSet, close, read_task_set
 from ramify.jobs import components, play
+from ramify.jobs.results import AttemptEntry, Collected, Stretch
 from ramify.model.protocol import sampling_of
 from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Unit, parse
@@ -95,7 +97,7 @@ FREE = {"chat_template", "attempts", "backend", "concurrency", "device", "budget
 """Settings that may change between calls on one run: they change no stored attempt. (Of the template its text is compared.)"""
 
 
-def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
+def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> Collected:
     """Continue the run in ``path`` with its stored settings. Raises UserError when its components have changed since, or where
     they are untrusted (see :func:`ramify.rollout.components.check_trust`)."""
     with Run.open(path) as run:
@@ -135,7 +137,7 @@ class Collection:
         self.workers_lost = 0
         """Workers that died in the last call."""
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> dict[str, int]:
         """The cost estimate before anything runs: upper bounds."""
         attempts = len(self.task_set) * self.config.attempts
         env = self.environment.make()
@@ -151,9 +153,8 @@ class Collection:
             else min(calls * self.config.max_reply, limits.tokens),
         }
 
-    def collect(self, folder: Path, progress: Progress = SILENT) -> dict[str, Any]:
-        """Play the attempts that the run in ``folder`` lacks and return the summary.
-        ``spent`` names the budget that ended it, if one did.
+    def collect(self, folder: Path, progress: Progress = SILENT) -> Collected:
+        """Play the attempts that the run in ``folder`` lacks and return what the run holds then.
 
         Raises UserError where the run was begun with other settings or components (see :meth:`ramify.trace.db.Run.begin`).
         """
@@ -164,29 +165,30 @@ class Collection:
             keep_template(run, self.agent.template)
             if not run.journal("environment"):
                 run.log("environment", "versions", components.surroundings(self.agent.model))
-            done = {entry.key: entry.payload for entry in run.journal("attempt")}
+            done = run.memo("attempt", AttemptEntry)
             budget = Budget(self.config.budget.model_dump())
             if not self.replays:
-                turns = sum(entry["turns"] for entry in done.values())
-                budget.charge(calls=turns, tokens=sum(entry["tokens"] for entry in done.values()), turns=turns)
-            earlier = sum(float(entry.payload["seconds"]) for entry in run.journal("stretch"))
+                turns = sum(entry.turns for entry in done.values())
+                budget.charge(calls=turns, tokens=sum(entry.tokens for entry in done.values()), turns=turns)
+            earlier = sum(one.seconds for one in run.memo("stretch", Stretch).values())
             budget.charge(seconds=earlier)
             begun = time.monotonic()
             try:
                 spent = self._play(run, done, budget, progress)
             finally:
                 seconds = time.monotonic() - begun
-                run.log("stretch", str(len(run.journal("stretch"))), {"seconds": seconds})
-            report = {**self._report(done), "workers_lost": self.workers_lost, **components.caution(self.agent.model)}
-            return {**report, "seconds": round(earlier + seconds, 1), "spent": spent, "run": str(folder)}
+                run.log("stretch", str(len(run.journal("stretch"))), Stretch(seconds))
+            played = replace(self._report(done), seconds=round(earlier + seconds, 1), spent=spent, run=str(folder))
+            ending = (played.ending,) if played.ending else ()
+            return replace(played, caveats=components.cautions(self.agent.model) + ending)
 
-    def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress) -> str | None:
+    def _play(self, run: Run, done: dict[str, AttemptEntry], budget: Budget, progress: Progress) -> str | None:
         """Play what ``done`` lacks, add it there, and return the budget that ended it early."""
         c = self.config
         wanted = [Unit(task.id, task, index) for task in self.task_set for index in range(c.attempts)]
         units = [unit for unit in wanted if _key(unit) not in done]
         count = len(wanted) - len(units)
-        outcomes = Counter(payload["outcome"] for payload in done.values())
+        outcomes = Counter(entry.outcome for entry in done.values())
         success = Success(outcomes[True], outcomes[True] + outcomes[False])
         progress.begin(len(wanted), count, "play", "attempts")
         if not units:
@@ -198,9 +200,9 @@ class Collection:
             async def work() -> None:
                 nonlocal count
                 async for unit, attempt in player.in_order(units):
-                    done[_key(unit)] = payload = summary_of(attempt)
+                    done[_key(unit)] = entry = entry_of(attempt)
                     if attempt.failure is None:  # the next call retries a failed one
-                        run.log("attempt", _key(unit), payload)
+                        run.log("attempt", _key(unit), entry)
                     run.commit()
                     if unit.index == c.attempts - 1:
                         episodes.trees.pop(unit.tree, None)  # its last: memory does not grow with the task set
@@ -216,42 +218,45 @@ class Collection:
                 self.workers_lost = 0 if players.pool is None else players.pool.lost
         return None
 
-    def _report(self, done: Mapping[str, Any]) -> dict[str, Any]:
+    def _report(self, done: Mapping[str, AttemptEntry]) -> Collected:
         wanted = [f"{task.id}#{i}" for task in self.task_set for i in range(self.config.attempts)]
         return self._counted([done[key] for key in wanted if key in done], len(wanted))
 
-    def _counted(self, attempts: list[Any], wanted: int | None) -> dict[str, Any]:
+    def _counted(self, attempts: Sequence[AttemptEntry], wanted: int | None) -> Collected:
         """Counts over these attempts; ``missing`` is how many of those ``wanted`` were not played."""
-        scored = [a["outcome"] for a in attempts if a["outcome"] is not None]
-        failures = Counter(str(a["failure"]) for a in attempts if a["failure"] is not None)
-        solved = {a["task"] for a in attempts if a["outcome"]}
-        return {
-            "success": sum(scored) / len(scored) if scored else None,
-            "interval": list(wilson(sum(scored), len(scored))) if scored else [0.0, 1.0],
-            "successes": sum(scored),
-            "n": len(scored),
-            "tasks": len(self.task_set),
-            "solved": len(solved),
-            "failed": failures.total(),
-            "failures": dict(failures.most_common(5)),
-            "missing": None if wanted is None else wanted - len(attempts),
-            "tokens": sum(a["tokens"] for a in attempts),
-            "turns": sum(a["turns"] for a in attempts),
-        }
+        scored = [one.outcome for one in attempts if one.outcome is not None]
+        failures = Counter(one.failure for one in attempts if one.failure is not None)
+        return Collected(
+            success=sum(scored) / len(scored) if scored else None,
+            interval=wilson(sum(scored), len(scored)) if scored else (0.0, 1.0),
+            successes=sum(scored),
+            n=len(scored),
+            tasks=len(self.task_set),
+            solved=len({one.task for one in attempts if one.outcome}),
+            failed=failures.total(),
+            failures=dict(failures.most_common(5)),
+            missing=None if wanted is None else wanted - len(attempts),
+            tokens=sum(one.tokens for one in attempts),
+            turns=sum(one.turns for one in attempts),
+            workers_lost=self.workers_lost,
+            seconds=0.0,
+            spent=None,
+            run="",
+        )
 
 
-def summary_of(attempt: Attempt) -> dict[str, Any]:
-    """The journal's summary of an attempt."""
-    return {
-        "task": attempt.task.id,
-        "outcome": attempt.outcome,
-        "reward": attempt.reward,
-        "truncated": attempt.truncated,
-        "failure": attempt.failure,
-        "turns": len(attempt.turns),
-        "tokens": attempt.sampled_tokens,
-        "leaf": attempt.leaf,
-    }
+def entry_of(attempt: Attempt) -> AttemptEntry:
+    """What the journal keeps of an attempt."""
+    return AttemptEntry(
+        task=attempt.task.id,
+        outcome=attempt.outcome,
+        reward=attempt.reward,
+        truncated=attempt.truncated,
+        failure=attempt.failure,
+        turns=len(attempt.turns),
+        tokens=attempt.sampled_tokens,
+        leaf=attempt.leaf,
+    )
 
 
 def _key(unit: Unit) -> str:

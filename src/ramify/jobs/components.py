@@ -37,10 +37,10 @@ def surroundings(model: Model) -> dict[str, Any]:
     return noted
 
 
-def caution(model: Model) -> dict[str, str]:
-    """A caution for the reader of a result where sequences were not batch-invariant here; else empty."""
+def cautions(model: Model) -> tuple[str, ...]:
+    """A caution for the reader of a result where sequences were not batch-invariant here; else none."""
     text = getattr(getattr(model, "exactness", None), "caution", "")
-    return {"caution": text} if text else {}
+    return (str(text),) if text else ()
 
 
 def worker_components(settings: Mapping[str, Any]) -> tuple[Agent, Environment]:

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from ramify.env.protocol import Task
+from ramify.jobs.results import GrownReport
 from ramify.methods.tree_rollouts.algorithm import is_mixed, l1_mass
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.backends import Player, Unit
@@ -71,26 +72,26 @@ class Grown:
         """The observation with which each tree's task starts."""
         return {name: next((one.start for one in group if one.index == 0), "") for name, group in self.attempts.items()}
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> GrownReport:
         """Shares over groups and attempts."""
         counts = []
         for group in self.attempts.values():
             scored = [attempt.outcome for attempt in group if attempt.outcome is not None]
             counts.append((sum(scored), len(scored)))
         n = sum(total for _, total in counts)
-        return {
-            "success": sum(k for k, _ in counts) / max(1, n),
-            "mixed": float(np.mean([is_mixed(k, total) for k, total in counts])),
-            "l1": float(np.mean([l1_mass(k, total) for k, total in counts])),
-            "groups": len(counts),
-            "solved": sum(k > 0 for k, _ in counts),
-            "split": len(self.split),
-            "leaves": n,
-            "attempts": len(self.ends),
-            "forks": self.forks,
-            "independent": [sum(self.outcomes), len(self.outcomes)],
-            "abandoned": list(self.abandoned),
-        }
+        return GrownReport(
+            success=sum(k for k, _ in counts) / max(1, n),
+            mixed=float(np.mean([is_mixed(k, total) for k, total in counts])),
+            l1=float(np.mean([l1_mass(k, total) for k, total in counts])),
+            groups=len(counts),
+            solved=sum(k > 0 for k, _ in counts),
+            split=len(self.split),
+            leaves=n,
+            attempts=len(self.ends),
+            forks=self.forks,
+            independent=(sum(self.outcomes), len(self.outcomes)),
+            abandoned=tuple(self.abandoned),
+        )
 
 
 class EpisodeRecorder:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import read_small
 from ramify.base.ids import json_hash
@@ -21,8 +22,9 @@ from ramify.rollout.edits import check_edit
 from ramify.rollout.fork import fork
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import open_episodes
-from ramify.stats.drops import Counts
+from ramify.stats.drops import Counts, SuccessShare
 from ramify.stats.evidence import EvidenceRow, each_against
+from ramify.stats.intervals import Interval
 from ramify.trace.db import Run
 from ramify.trace.message import unspoken
 from ramify.trace.node import Finding, Node
@@ -39,6 +41,20 @@ CONTEXT = ("rule", "history", "insert")
 
 
 @dataclass(frozen=True, slots=True)
+class HelpedChange:
+    """One change as a result tells it: success with it and without it, and the difference."""
+
+    do: str
+    value: str
+    node: str
+    changed: SuccessShare
+    control: SuccessShare
+    difference: float
+    interval: Interval
+    p_corrected: float
+
+
+@dataclass(frozen=True, slots=True)
 class Helped:
     """One change: ``row`` compares its forks with those without it, corrected over all changes of one call."""
 
@@ -50,18 +66,12 @@ class Helped:
     control: Counts
     row: EvidenceRow
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON form."""
-        return {
-            "do": self.kind,
-            "value": self.value,
-            "node": self.node,
-            "changed": self.arm.to_json(),
-            "control": self.control.to_json(),
-            "difference": self.row.difference,
-            "interval": list(self.row.difference_interval),
-            "p_corrected": self.row.p_corrected,
-        }
+    @property
+    def told(self) -> HelpedChange:
+        """As results and findings hold it."""
+        row = self.row
+        found = row.difference, row.difference_interval, row.p_corrected
+        return HelpedChange(self.kind, self.value, self.node, self.arm.share, self.control.share, *found)
 
 
 def change_of(text: str) -> tuple[str, str]:
@@ -201,7 +211,7 @@ def _keep(path: Path | str, why: Why, found: Sequence[Helped], settings: Mapping
                 one.node,
                 value=one.row.difference,
                 unit="success",
-                evidence={"attempt": why.attempt, **one.to_json()},
+                evidence={"attempt": why.attempt, **codec.to_json(one.told)},
                 identity=settings,
             )
             for one in found

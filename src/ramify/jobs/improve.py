@@ -37,6 +37,20 @@ from ramify.jobs.curve import curves
 from ramify.jobs.grown import EpisodeRecorder, Grown, gather_all
 from ramify.jobs.own import START, Own, env_of
 from ramify.jobs.play import open_players
+from ramify.jobs.results import (
+    Changes,
+    ComparedArm,
+    CriticReport,
+    EvaluatedArm,
+    Evaluation,
+    EvaluationEntry,
+    Improved,
+    ImprovePlan,
+    Stretch,
+    SuccessGain,
+    TrialEpisodes,
+    UpdateReport,
+)
 from ramify.jobs.sampling import SamplingRule, UpdatePlan
 from ramify.jobs.settings import ARMS as ARMS
 from ramify.jobs.settings import ImproveConfig as ImproveConfig
@@ -52,7 +66,6 @@ from ramify.score.credit.protocol import CreditGroup, CreditRule, credit_group, 
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import paired_proportions, wilson
 from ramify.trace.db import Run
-from ramify.trace.graph import short
 from ramify.trace.node import EVAL
 from ramify.train import checkpoint
 from ramify.train.batch import Row, rows_from_path
@@ -72,12 +85,12 @@ def resolved(config: ImproveConfig) -> ImproveConfig:
     return config if config.compare else config.model_copy(update={"train": config.train.of(config.arm, config.updates)})
 
 
-def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progress = SILENT) -> dict[str, Any]:
+def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progress = SILENT) -> ImprovePlan:
     """The cost estimate before anything runs: upper bounds on tokens and episodes,
     and seconds estimated from a few trial episodes.
 
     ``trial`` holds the results of these episodes and the size of a checkpoint: one training step is made on them and its result
-    packed, sent and saved as a run would do it, so what would fail there fails here. ``warnings`` names reasons why there is
+    packed, sent and saved as a run would do it, so what would fail there fails here. The caveats name reasons why there is
     nothing to learn from. Raises as :func:`improve` would in the folder ``out``, and leaves nothing behind."""
     arms = len(ARMS) if config.compare else 1
     episodes = config.eval_episodes * (1 + arms)
@@ -86,14 +99,11 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
     with _trial_folder(Path(out) if out else None) as folder:
         path = folder / "run"
         with Job(few, path) as job, Run.create(path, {}, kind="improve") as run:
-            trial, sizes = job.trial(run, progress)
+            seen, trial = job.trial(run, progress)
         turns = job.max_turns
-    per_token = trial["seconds"] / max(1, trial["tokens"])
-    expected = arms * config.tokens + trial["tokens"] / trial["n"] * episodes
-    seen = {name: trial[name] for name in ("success", "interval", "n", "failed")}
-    return {
-        "trial": seen | sizes,
-        "warnings": _doubts(trial),
+    per_token = seen.seconds / max(1, seen.tokens)
+    expected = arms * config.tokens + seen.tokens / seen.n * episodes
+    cost_estimate = {
         "arms": arms,
         "updates": config.updates * arms,
         "training tokens": config.tokens * arms,
@@ -103,6 +113,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
         "calls to paid endpoints": 0,
         "cost": 0.0,
     }
+    return ImprovePlan(resolved(config).to_json(), cost_estimate, trial, caveats=_caveats(trial))
 
 
 @contextmanager
@@ -122,19 +133,19 @@ def _trial_folder(folder: Path | None) -> Iterator[Path]:
         yield Path(path)
 
 
-def _doubts(trial: Mapping[str, Any]) -> list[str]:
+def _caveats(trial: TrialEpisodes) -> tuple[str, ...]:
     """Reasons not to start, from the trial's episodes."""
     found = []
-    if trial["success"] in (0, 1):
-        which = "every one" if trial["success"] else "none"
-        why = "there is nothing left to learn" if trial["success"] else "good and bad steps cannot be distinguished"
+    if trial.success in (0, 1):
+        which = "every one" if trial.success else "none"
+        why = "there is nothing left to learn" if trial.success else "good and bad steps cannot be distinguished"
         found.append(
-            f"{which} of {trial['n']} trial episodes succeeded: where all attempts at a task end alike {why}; choose "
-            f"{'harder' if trial['success'] else 'easier'} tasks"
+            f"{which} of {trial.n} trial episodes succeeded: where all attempts at a task end alike {why}; choose "
+            f"{'harder' if trial.success else 'easier'} tasks"
         )
-    if trial["failed"]:
-        found.append(f"{plural(trial['failed'], 'trial episode')} ended in an infrastructure failure, not counted")
-    return found
+    if trial.failed:
+        found.append(f"{plural(trial.failed, 'trial episode')} ended in an infrastructure failure, not counted")
+    return tuple(found)
 
 
 def improve(
@@ -146,7 +157,7 @@ def improve(
     env: AnyEnvironment | None = None,
     tasks: AnyTasks | None = None,
 ) -> Improved:
-    """Make an agent better and say by how much. Returns the result that ``--json`` prints; everything else is in the run ``out``.
+    """Make an agent better and say by how much. Everything besides the result is in the run ``out``.
 
     ``config`` may be a dict of some settings. ``model``, ``env`` and ``tasks`` replace its own, as names or as objects: a
     LocalModel, which is not changed (the improved one is in ``out``/agent), an environment as in :func:`ramify.play`, and tasks
@@ -181,23 +192,7 @@ def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *
 
 def finished(run: Run) -> Improved | None:
     """The result of a run that is done, else None."""
-    return next((Improved(entry.payload) for entry in run.journal("result") if entry.key == "improve"), None)
-
-
-class Improved(dict[str, Any]):
-    """What :func:`improve` returns: ``before``, ``after``, ``gain``, ``tokens``, ``attempts``, ``forks``, ``updates``,
-    ``seconds``, ``run``; ``changes``, with the sentence ``why`` and the ``states``,
-    each with its sentence ``text``; after a comparison ``compare``, by arm."""
-
-    def __repr__(self) -> str:
-        before, after, gain = self["before"], self["after"], self["gain"]
-        low, high = gain["interval"]
-        return (
-            f"<improve: success {before['success']:.1%} -> {after['success']:.1%} (n = {gain['n']}),\n"
-            f" gain {100 * gain['success']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}], {self['tokens']:,} tokens,"
-            f" {self['seconds']:.0f} s, {plural(len(self.get('changes', {}).get('states', ())), 'state')} with a change,\n run "
-            f"{short(self['run'], 90)}>"
-        )
+    return run.memo("result", Improved).get("improve")
 
 
 class Job:
@@ -257,27 +252,26 @@ class Job:
             for name in others:
                 self.reset()
                 self.learn(run, name, progress, 1 + len(others))
-                run.log("compare", name, {"before": before, "after": self.evaluate(run, f"after-{name}", progress)})
-            gain = self._gain(run, "before", "after")
+                run.log("compare", name, EvaluatedArm(before, self.evaluate(run, f"after-{name}", progress)))
             changed = self._changes(run, progress)
-            earlier = sum(float(e.payload.get("seconds", 0.0)) for e in run.journal("stretch"))
+            earlier = sum(one.seconds for one in run.memo("stretch", Stretch).values())
             seconds = time.monotonic() - begun + earlier
             result = Improved(
-                before=before,
-                after=after,
-                gain=gain,
+                before=before.told,
+                after=after.told,
+                gain=_gain(before, after),
                 tokens=spent,
                 **self._counts(run),
                 seconds=round(seconds, 1),
-                changes={"why": changes.sentence(changed, self.config.changes), "states": [one.to_json() for one in changed]},
-                **({"compare": self._compared(run, others)} if others else {}),
+                changes=Changes(changes.sentence(changed, self.config.changes), tuple(one.told for one in changed)),
+                compare=self._compared(run, others) if others else None,
                 run=str(self.folder),
-                **components.caution(self.model),
+                caveats=components.cautions(self.model),
             )
             run.log("result", "improve", result)
         finally:
             # interrupted work leaves its finished attempts and its time; commit is atomic
-            run.log("stretch", str(len(run.journal("stretch"))), {"seconds": time.monotonic() - begun})
+            run.log("stretch", str(len(run.journal("stretch"))), Stretch(time.monotonic() - begun))
             run.commit()
         return result
 
@@ -324,14 +318,11 @@ class Job:
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    def evaluate(self, run: Run, when: str, progress: Progress = SILENT) -> dict[str, Any]:
+    def evaluate(self, run: Run, when: str, progress: Progress = SILENT) -> EvaluationEntry:
         """Success on the held-out tasks, one attempt each (more where there are fewer tasks than episodes)."""
-        known = {entry.key: entry.payload for entry in run.journal("eval")}
-        if when in known:
-            return dict(known[when])
-        return self._evaluated(run, when, progress)[0]
+        return run.memo("eval", EvaluationEntry).get(when) or self._evaluated(run, when, progress)[0]
 
-    def _evaluated(self, run: Run, when: str, progress: Progress) -> tuple[dict[str, Any], list[Attempt]]:
+    def _evaluated(self, run: Run, when: str, progress: Progress) -> tuple[EvaluationEntry, list[Attempt]]:
         begun = time.monotonic()
         player = self.player(run, f"eval-{when}")
         tasks = list(self.eval_task_set)
@@ -354,27 +345,27 @@ class Job:
         scored = [o for o in outcomes if o is not None]
         if not scored:
             raise UserError(f"no evaluation episode could be scored; the first failed with: {attempts[0].failure}")
-        payload = {
-            "success": sum(scored) / len(scored),
-            "interval": list(wilson(sum(scored), len(scored))),
-            "n": len(scored),
-            "failed": len(outcomes) - len(scored),
-            "tokens": sum(a.sampled_tokens for a in attempts),
-            "turns": float(np.mean([len(a.turns) for a in attempts])),
-            "entropy": _entropy(attempts),
-            "seconds": time.monotonic() - begun,
-            "outcomes": outcomes,
-        }
-        run.log("eval", when, payload)
+        evaluation = EvaluationEntry(
+            success=sum(scored) / len(scored),
+            interval=wilson(sum(scored), len(scored)),
+            n=len(scored),
+            failed=len(outcomes) - len(scored),
+            tokens=sum(a.sampled_tokens for a in attempts),
+            turns=float(np.mean([len(a.turns) for a in attempts])),
+            entropy=_entropy(attempts),
+            seconds=time.monotonic() - begun,
+            outcomes=tuple(outcomes),
+        )
+        run.log("eval", when, evaluation)
         run.commit()
-        return payload, attempts
+        return evaluation, attempts
 
-    def trial(self, run: Run, progress: Progress) -> tuple[dict[str, Any], dict[str, int]]:
+    def trial(self, run: Run, progress: Progress) -> tuple[Evaluation, TrialEpisodes]:
         """An evaluation, one training step on it that is discarded, and the bytes that its checkpoint and saved agent take.
 
         Raises RamifyError where training, packing or saving fails.
         """
-        payload, attempts = self._evaluated(run, "trial", progress)
+        seen, attempts = self._evaluated(run, "trial", progress)
         paths = [run.path(attempt.leaf) for attempt in attempts if attempt.turns]
         longest = self.model.context
         rows = [row for path in paths for row in rows_from_path(path, run.node, run.context, {"advantage": {}}, longest)]
@@ -397,30 +388,21 @@ class Job:
                 f"a training step on {plural(len(rows), 'row')} of the trial could not be made and saved: {why}"
             ) from error
         saved = sum(file.stat().st_size for file in (self.folder / AGENT).iterdir())
-        return payload, {"training rows": len(rows), "checkpoint": len(saved_state), "weights": len(sent), "agent": saved}
+        sizes = len(rows), len(saved_state), len(sent), saved
+        return seen, TrialEpisodes(seen.success, seen.interval, seen.n, seen.failed, *sizes)
 
     def _counts(self, run: Run) -> dict[str, int]:
         """Attempts and forks of the updates of the run's arm, and their number."""
-        own = [entry.payload for entry in run.journal("update") if entry.payload["arm"] == self.config.arm]
-        return {name: sum(int(one.get(name, 0)) for one in own) for name in ("attempts", "forks")} | {"updates": len(own)}
+        own = _updates(run, self.config.arm)
+        return {"attempts": sum(one.attempts for one in own), "forks": sum(one.forks for one in own), "updates": len(own)}
 
-    def _gain(self, run: Run, first: str, second: str) -> dict[str, Any]:
-        """Difference of success, paired by episode, with its 95 % interval."""
-        known = {entry.key: entry.payload["outcomes"] for entry in run.journal("eval")}
-        pairs = [(a, b) for a, b in zip(known[first], known[second], strict=True) if a is not None and b is not None]
-        before, after = ([float(p[i]) for p in pairs] for i in (0, 1))
-        low, high = paired_proportions(after, before)
-        return {"success": float(np.mean(after) - np.mean(before)), "interval": [low, high], "n": len(pairs)}
-
-    def _compared(self, run: Run, others: Sequence[str]) -> dict[str, Any]:
-        """Of every arm: success after, the gain, and the curve of success over tokens as (tokens, successes, attempts)."""
+    def _compared(self, run: Run, others: Sequence[str]) -> dict[str, ComparedArm]:
+        """Of every arm: success after, the gain, and the curve of success over tokens."""
         known, found = curves(run), {}
+        before = self.evaluate(run, "before")
         for name in (self.config.arm, *others):
-            when = "after" if name == self.config.arm else f"after-{name}"
-            after = self.evaluate(run, when)
-            gain = self._gain(run, "before", when)
-            about = {"success": after["success"], "interval": after["interval"], "gain": gain}
-            found[name] = about | {"curve": [list(point) for point in known[name]]}
+            after = self.evaluate(run, "after" if name == self.config.arm else f"after-{name}")
+            found[name] = ComparedArm(after.success, after.interval, _gain(before, after), tuple(known[name]))
         return found
 
     def _changes(self, run: Run, progress: Progress) -> list[changes.BehaviourChange]:
@@ -428,18 +410,16 @@ class Job:
         c = self.config
         if not c.changes:
             return []
-        known = [entry.payload for entry in run.journal("changes")]
-        if known:
-            found = [changes.BehaviourChange.from_json(one) for one in known[0]]
-        else:
+
+        def named() -> tuple[tuple[changes.BehaviourChange, ...], tuple[()]]:
             attempts = [one for when in ("before", "after") for one in changes.replies(run, f"eval-{when}")]
             scores = []
             for folder in (self.start, self.folder / AGENT):
                 self.reset(folder)
                 scores.append(self.players.run(changes.probabilities(self.model, run, attempts, c.temperature)))
-            found = changes.named(attempts, scores[0], scores[1], changes.POOL * c.changes)
-            run.log("changes", "named", [one.to_json() for one in found])
-            run.commit()
+            return tuple(changes.named(attempts, scores[0], scores[1], changes.POOL * c.changes)), ()
+
+        found = list(run.once("changes", "named", tuple[changes.BehaviourChange, ...], named))
         count = changes.states_for(c.changes, c.eval_episodes)
         if count and found:
             pool = found[: changes.POOL * count]
@@ -470,9 +450,9 @@ class Job:
         train = c.train.of(name, c.updates)
         trainer, critic = self.trainer(train), SharedCritic(c.critic, c.seed)
         reference = copy.deepcopy(self.model.module) if c.kl or self.rules[name].reference else None
-        done = [entry.payload for entry in run.journal("update") if entry.payload["arm"] == name]
+        done = _updates(run, name)
         spent, cost = self._restored(run, trainer, critic, done)
-        last = done[-1]["checkpoint"] if done else None
+        last = done[-1].checkpoint if done else None
         note = ""
 
         def phase(what: str, update: int) -> str:
@@ -508,26 +488,36 @@ class Job:
             times["train"] += time.monotonic()
             spent, cost = spent + grown.tokens, grown.cost or cost
             blob = run.put_blob(packed(trainer, critic))
-            payload = {**grown.report(), "update": update, "arm": name, "tokens": spent, "train": metrics}
-            payload |= {"seconds": times, "checkpoint": blob, "warnings": warned, "cost": cost, "critic": judged}
+            report = UpdateReport(
+                **vars(grown.report()),
+                update=update,
+                arm=name,
+                tokens=spent,
+                train=metrics,
+                seconds=times,
+                checkpoint=blob,
+                warnings=warned,
+                cost=cost,
+                critic=judged,
+            )
             with run.transaction():
-                run.log("update", f"{name}/{update:05d}", payload)
+                run.log("update", f"{name}/{update:05d}", report)
             if last and last != blob:
                 run.drop_blob(last)  # only the newest is needed to continue
             last = blob
         return spent
 
-    def _restored(self, run: Run, trainer: Trainer, critic: SharedCritic, done: Sequence[Mapping[str, Any]]) -> tuple[int, float]:
+    def _restored(self, run: Run, trainer: Trainer, critic: SharedCritic, done: Sequence[UpdateReport]) -> tuple[int, float]:
         """Bring trainer and critic to the state after the updates ``done``; the tokens spent, and those of one attempt."""
         if not done:
-            known = [entry.payload for entry in run.journal("eval") if entry.key == "before"]
+            known = run.memo("eval", Evaluation).get("before")
             # a quarter of the longest reply a turn, where nothing was played yet
-            return 0, known[0]["tokens"] / known[0]["n"] if known else max(1.0, self.max_turns * self.config.max_reply / 4)
-        tensors, record = checkpoint.unpack(run.get_blob(done[-1]["checkpoint"]))
+            return 0, known.tokens / known.n if known else max(1.0, self.max_turns * self.config.max_reply / 4)
+        tensors, record = checkpoint.unpack(run.get_blob(done[-1].checkpoint))
         trainer.restore(tensors, record)
         critic.restore(tensors, record["critic"])
         self.model.refresh()
-        return int(done[-1]["tokens"]), float(done[-1]["cost"])
+        return done[-1].tokens, done[-1].cost
 
     async def _sample(
         self,
@@ -565,14 +555,14 @@ class Job:
             return None
         return self.players.run(states_of(self.model, player.episodes, grown.trees, grown.ends, self.max_turns))
 
-    def _taught(self, critic: SharedCritic, grown: Grown, states: StepStates | None) -> dict[str, Any] | None:
+    def _taught(self, critic: SharedCritic, grown: Grown, states: StepStates | None) -> CriticReport | None:
         """Train the critic on an update; what to report of it: how well it ranked these states before, and what it has seen."""
         critic.note(sum(any(one.outcome for one in group) for group in grown.attempts.values()), grown.outcomes)
         if states is None:
             return None
         spoke = critic.speaks
         ranked = critic.learn(*outcomes_of(critic, states, grown.trees, grown.ends))
-        return {"spoke": spoke, "auroc": ranked, "won": critic.won, "rate": critic.rate}
+        return CriticReport(spoke, ranked, critic.won, critic.rate)
 
     def _rows(
         self,
@@ -583,11 +573,11 @@ class Job:
         critic: SharedCritic,
         states: StepStates | None,
         reference: nn.Module | None,
-    ) -> tuple[list[Row], dict[str, float], list[str]]:
+    ) -> tuple[list[Row], dict[str, float], tuple[str, ...]]:
         """Training rows, the losses to train them with, and limits of the credit's validity."""
         losses = {rule.loss: 1.0}
         if not any(attempt.outcome is not None for attempt in grown.every):
-            return [], losses, ["no attempt of this update could be scored"]
+            return [], losses, ("no attempt of this update could be scored",)
         attempts = CreditGroup.of(run, group, grown.trees, scorer="env")
         if states is not None and rule.critic and critic.speaks:
             attempts = replace(attempts, values=critic.value(states.of(attempts.columns["node"])))
@@ -597,7 +587,19 @@ class Job:
             attempts = replace(attempts, log_ratios=ratios)
         credit = credit_group(run, rule, attempts)
         rows = training_rows(run, grown.trees, grown.ends, credit, CLIP_CREDIT, self.model.context)
-        return rows, losses, list(rule.doubts)
+        return rows, losses, tuple(rule.doubts)
+
+
+def _updates(run: Run, arm: str) -> list[UpdateReport]:
+    """The updates of an arm, in order."""
+    return [one for one in run.memo("update", UpdateReport).values() if one.arm == arm]
+
+
+def _gain(first: EvaluationEntry, second: EvaluationEntry) -> SuccessGain:
+    """Difference of success, paired by episode, with its 95 % interval."""
+    pairs = [(a, b) for a, b in zip(first.outcomes, second.outcomes, strict=True) if a is not None and b is not None]
+    before, after = ([float(p[i]) for p in pairs] for i in (0, 1))
+    return SuccessGain(float(np.mean(after) - np.mean(before)), paired_proportions(after, before), len(pairs))
 
 
 def packed(trainer: Trainer, critic: SharedCritic) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from ramify.base.errors import BudgetSpentError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import Task, close
 from ramify.jobs import play
-from ramify.jobs.collect import Collection, RolloutConfig, summary_of
+from ramify.jobs.collect import Collection, RolloutConfig, entry_of
+from ramify.jobs.results import AttemptEntry, Collected
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import ENTRY, GrownTree, keep_trees
@@ -80,7 +82,7 @@ class TreeCollection(Collection):
             )
         self.grown: list[GrownTree] = []
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> dict[str, int]:
         """The cost estimate before anything runs: upper bounds."""
         c = self.config
         total = c.tree_budget * len(self.task_set) * (SPARE if c.allocate else 1.0)
@@ -92,7 +94,7 @@ class TreeCollection(Collection):
             "tokens": tokens if limits.tokens is None else min(tokens, limits.tokens),
         }
 
-    def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress) -> str | None:
+    def _play(self, run: Run, done: dict[str, AttemptEntry], budget: Budget, progress: Progress) -> str | None:
         """Grow the trees, add the attempts to ``done``, and return the budget that ended it early."""
         c = self.config
         tasks, stored = list(self.task_set), {entry.key: entry.payload for entry in run.journal(ENTRY)}
@@ -106,9 +108,9 @@ class TreeCollection(Collection):
         def keep(attempt: Attempt) -> None:
             nonlocal cost
             key = f"{attempt.tree}#{attempt.index}"
-            done[key] = payload = summary_of(attempt)
+            done[key] = entry = entry_of(attempt)
             if attempt.failure is None:
-                run.log("attempt", key, payload)
+                run.log("attempt", key, entry)
             run.commit()
             success.add(attempt)
             cost += len(attempt.turns) if c.tree.unit == "turns" else attempt.sampled_tokens
@@ -126,15 +128,15 @@ class TreeCollection(Collection):
                 self.workers_lost = 0 if players.pool is None else players.pool.lost
         if any(leaf.failure is None for tree in self.grown for leaf in tree.leaves):  # else the next call retries them
             with run.transaction():
-                for key, payload in done.items():
-                    run.log("attempt", key, payload)  # the failed ones, too: they are not retried
+                for key, entry in done.items():
+                    run.log("attempt", key, entry)  # the failed ones, too: they are not retried
                 keep_trees(run, self.grown)
         return None
 
-    def _report(self, done: Mapping[str, Any]) -> dict[str, Any]:
+    def _report(self, done: Mapping[str, AttemptEntry]) -> Collected:
         """As for a flat rollout, without the interval: attempts that a selector chose are not independent samples."""
         found = self._counted(list(done.values()), None)
-        return found | {"interval": None, "trees": report(self.grown) if self.grown else None}
+        return replace(found, interval=None, trees=report(self.grown) if self.grown else None)
 
 
 class _Kept:
@@ -156,7 +158,7 @@ class _Kept:
         return attempt
 
 
-def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
+def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> Collected:
     """Continue a run of trees with its stored settings; see :func:`ramify.jobs.collect.resume`."""
     with Run.open(path) as run:
         check_trust(run, trust)

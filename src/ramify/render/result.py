@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 from ramify.base import codec, notebook
@@ -178,8 +178,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
 # -- the forms -----------------------------------------------------------------------------------------------------------------
 
 
-def to_text(sections: Iterable[Section], most: int | None = None, widest: int | None = None) -> str:
-    """For the terminal: tables, paragraphs and code; at most ``most`` rows of a table, ``widest`` characters of a cell."""
+def to_text(sections: Iterable[Section]) -> str:
+    """For the terminal: tables, paragraphs and code."""
     from ramify.render.terminal import table as grid
 
     blocks: list[str] = []
@@ -192,9 +192,7 @@ def to_text(sections: Iterable[Section], most: int | None = None, widest: int | 
                 block = part.text
             elif isinstance(part, Grid):
                 heading, title = ": ".join(filter(None, (title, part.title))), ""
-                block = grid(part.head, [[_cut(value, widest) for value in row] for row in part.rows[:most]], heading)
-                if most is not None and len(part.rows) > most:
-                    block += f"\nand {len(part.rows) - most} more"
+                block = grid(part.head, part.rows, heading)
             else:
                 continue
             blocks.append(f"{title}\n{block}" if title else block)
@@ -202,10 +200,21 @@ def to_text(sections: Iterable[Section], most: int | None = None, widest: int | 
     return "\n\n".join(blocks)
 
 
-def _cut(value: Cell, widest: int | None) -> Cell:
-    if widest is None or not isinstance(value, str) or len(value) <= widest:
-        return value
-    return f"{value[: widest - 3]}..."
+def shortened(sections: Iterable[Section], most: int, widest: int) -> Iterable[Section]:
+    """The same with at most ``most`` rows of a table and ``widest`` characters of a cell."""
+    for section in sections:
+        parts: list[Part] = []
+        for part in section.parts:
+            if isinstance(part, Grid):
+                rows = tuple(tuple(_cut(value, widest) for value in row) for row in part.rows[:most])
+                parts += [replace(part, rows=rows), *([f"and {len(part.rows) - most} more"] if len(part.rows) > most else [])]
+            else:
+                parts.append(part)
+        yield Section(section.title, tuple(parts))
+
+
+def _cut(value: Cell, widest: int) -> Cell:
+    return value if not isinstance(value, str) or len(value) <= widest else f"{value[: widest - 3]}..."
 
 
 def to_markdown(sections: Iterable[Section]) -> str:

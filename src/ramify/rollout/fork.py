@@ -6,7 +6,7 @@ An edit is one JSON object: see :mod:`ramify.rollout.edits`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,17 +14,20 @@ from typing import Any
 import numpy as np
 
 from ramify.base import notebook
-from ramify.base.errors import InfrastructureError, NeedsError, UserError
+from ramify.base.errors import EXIT_FAILED, InfrastructureError, NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.env.protocol import Task
 from ramify.model.protocol import Prefix, Tokenizer, require, require_splittable
+from ramify.render.numbers import p_value, percent, percent_interval, points, points_interval
+from ramify.render.result import Result, Section, Verbatim, table
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.edits import SHOWN, Change, diff, rewriting, taps_of
 from ramify.rollout.edits import check_edit as check_edit
 from ramify.rollout.run import Episodes
 from ramify.rollout.sampler import Sampler
-from ramify.stats.drops import Counts
+from ramify.stats.drops import Counts, SuccessDifference, SuccessShare
 from ramify.stats.evidence import EvidenceRow, evidence
+from ramify.stats.intervals import Interval
 from ramify.trace.graph import short
 from ramify.trace.message import Message
 from ramify.trace.node import FORK, Node, make_node
@@ -55,10 +58,6 @@ class Arm:
         """Attempts that succeeded."""
         return self.counts.k
 
-    def to_json(self) -> dict[str, Any]:
-        """Counts, rate and its 95 % Wilson interval."""
-        return self.counts.to_json()
-
     def __repr__(self) -> str:
         return f"<{self.successes} of {self.scored} succeeded, {len(self.attempts) - self.scored} unscored>"
 
@@ -87,33 +86,127 @@ class Fork:
         base = (self.control.successes, self.control.scored)
         return evidence(base, {next(iter(self.edit or {"": 0})): (self.arm.successes, self.arm.scored)})[0]
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything. ``difference`` holds the difference of success rates and its 95 % interval (Newcombe); it is None where one
-        side was not sampled, or none of its attempts has an outcome."""
-        record: dict[str, Any] = {"node": self.node, "offset": self.offset, "edit": self.edit, "after": self.after}
-        record |= {"fork": self.arm.to_json(), "diff": self.diff, "difference": None}
+    @property
+    def difference(self) -> SuccessDifference | None:
+        """Success with the edit minus success without it, with its 95 % interval (Newcombe). None where one side was not sampled,
+        or none of its attempts has an outcome."""
         row = self.row
-        if self.control is not None and row is not None:
-            record["control"] = self.control.to_json()
-            record["evidence"] = row.to_json()
-            if self.arm.scored and self.control.scored:
-                record["difference"] = {"success": row.difference, "interval": list(row.difference_interval)}
-        if self.kept_logprob is not None:
-            record["kept_logprob"] = self.kept_logprob
-        return record
+        if row is None or self.control is None or not self.arm.scored or not self.control.scored:
+            return None
+        return SuccessDifference(row.difference, row.difference_interval)
+
+    @property
+    def told(self) -> ForkResult:
+        """As ``ramify fork`` returns it: counts instead of attempts."""
+        played = [attempt for arm in (self.arm, self.control) if arm is not None for attempt in arm.attempts]
+        failed = bool(played) and all(attempt.failure for attempt in played)
+        failure = f"every continuation failed, the first at {played[0].failure}" if failed else ""
+        return ForkResult(
+            node=self.node,
+            offset=self.offset,
+            edit=self.edit,
+            after=self.after,
+            fork=self.arm.counts.share,
+            control=None if self.control is None else self.control.counts.share,
+            difference=self.difference,
+            evidence=self.row,
+            kept_logprob=self.kept_logprob,
+            diff=self.diff,
+            failure=failure,
+            caveats=(failure,) if failed else (),
+        )
 
     def _repr_html_(self) -> str:
-        return notebook.html(self)
+        return notebook.html(self.told)
 
     def __repr__(self) -> str:
         edit = "no edit" if self.edit is None else short(dict(self.edit), 60)
-        found = self.to_json()["difference"]
         by = ""
-        if found is not None:
-            low, high = found["interval"]
-            by = f",\n difference {100 * found['success']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+        if (found := self.difference) is not None:
+            by = f",\n difference {points(found.success)} points {points_interval(found.interval)}"
         unedited = "" if self.control is None else f", unedited {self.control!r}"
         return f"<fork at {self.node}:{self.offset}, {edit}:\n {self.arm!r}{unedited}{by}>"
+
+
+@dataclass(frozen=True)
+class ForkResult(Result):
+    """What a fork found: success of both arms and their difference."""
+
+    node: str
+    offset: int
+    edit: Mapping[str, Any] | None
+    after: str
+    fork: SuccessShare
+    control: SuccessShare | None
+    """The unedited continuations; None where there was no edit, or nothing was sampled."""
+    difference: SuccessDifference | None
+    evidence: EvidenceRow | None
+    kept_logprob: float | None
+    diff: str
+    failure: str = ""
+    """Where every continuation failed: the first reason."""
+
+    @property
+    def exit_code(self) -> int:
+        """1 where every continuation failed."""
+        return EXIT_FAILED if self.failure else super().exit_code
+
+    def sections(self) -> Iterable[Section]:
+        """Outcomes of both arms and their difference."""
+        if self.kept_logprob is not None:
+            yield Section.of("", f"the recorded rest is {self.kept_logprob:+.3f} nats more likely after the edit")
+            return
+        arms = (("unedited", self.control), ("edited" if self.edit else "forked", self.fork))
+        rows = [
+            (name, arm.successes, arm.n, percent(arm.success), percent_interval(arm.interval), arm.failed)
+            for name, arm in arms
+            if arm is not None
+        ]
+        edit, by = short(dict(self.edit or {}), 200), ""
+        if self.difference is not None and self.evidence is not None:
+            by = (
+                f"The edit changed success by {points(self.difference.success)} points, "
+                f"95 % interval {points_interval(self.difference.interval)}, p = {p_value(self.evidence.p)}. These counts would "
+                f"have shown a change of {percent(self.evidence.detectable, 0)} 4 times in 5."
+            )
+        yield Section.of(
+            "",
+            f"fork at {self.node}:{self.offset}, after: {self.after}" + (f", edit: {edit}" if self.edit else ""),
+            table(("", "successes", "of", "success", "95 % interval", "failed"), rows),
+            by,
+            Verbatim(self.diff, "diff") if self.diff else None,
+        )
+
+
+@dataclass(frozen=True)
+class ForksCompared(Result):
+    """Several edits at one position against one control."""
+
+    forks: tuple[ForkResult, ...]
+    evidence: tuple[EvidenceRow, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where every continuation failed."""
+        return EXIT_FAILED if all(one.failure for one in self.forks) else super().exit_code
+
+    def sections(self) -> Iterable[Section]:
+        """The table of evidence and the diff of each."""
+        control = self.forks[0].control
+        assert control is not None
+        rows = [_compared("unedited", control.successes, control.n, control.success, control.interval)]
+        for row in self.evidence:
+            against = points(row.difference), points_interval(row.difference_interval), p_value(row.p_corrected)
+            rows.append(_compared(row.intervention, row.hits, row.n, row.share, row.share_interval, *against))
+        head = ("edit", "successes", "success", "95 % interval", "points", "95 % interval of it", "p, corrected")
+        yield Section.of("", table(head, rows))
+        for row, one in zip(self.evidence, self.forks, strict=True):
+            if one.diff:
+                yield Section.of(f"{row.intervention}:", Verbatim(one.diff, "diff"))
+
+
+def _compared(name: str, k: int, n: int, share: float | None, ends: Interval, *against: str) -> tuple[str, ...]:
+    return name, f"{k}/{n}", percent(share), percent_interval(ends), *(against or ("", "", ""))
 
 
 async def fork(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 _OPS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -36,37 +34,20 @@ class Check:
     threshold: float | None = None
     known_failure: str = ""
     """Reason why a miss is expected, with the page that discusses it; empty where none is."""
+    status: str = field(init=False, default="")
+    """``reported`` without a threshold, else ``pass``, ``miss`` or ``known_failure``. A value that is not a number misses; a
+    known failure that holds is a pass."""
 
     def __post_init__(self) -> None:
         if self.op != "report" and self.op not in _OPS:
             raise ValueError(f"check {self.name!r}: unknown operator {self.op!r}")
         if self.op != "report" and self.threshold is None:
             raise ValueError(f"check {self.name!r}: {self.op} needs a threshold")
+        object.__setattr__(self, "status", self._judged())
 
-    @property
-    def status(self) -> str:
-        """``reported`` without a threshold, else ``pass``, ``miss`` or ``known_failure``. A value that is not a number misses; a
-        known failure that holds is a pass."""
+    def _judged(self) -> str:
         if self.op == "report" or self.threshold is None:
             return "reported"
         if _OPS[self.op](self.value, self.threshold):
             return "pass"
         return "known_failure" if self.known_failure else "miss"
-
-    def to_json(self) -> dict[str, Any]:
-        """The contract's form. Numbers that JSON cannot hold (NaN, infinity) become null."""
-        out: dict[str, Any] = {
-            "name": self.name,
-            "value": _finite(self.value),
-            "interval": None if self.interval is None else [_finite(end) for end in self.interval],
-            "n": int(self.n),
-            "seeds": [int(seed) for seed in self.seeds],
-            "op": self.op,
-            "threshold": None if self.threshold is None else _finite(self.threshold),
-            "status": self.status,
-        }
-        return out | ({"known_failure": self.known_failure} if self.known_failure else {})
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

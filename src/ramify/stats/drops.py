@@ -7,14 +7,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.stats.intervals import wilson
+from ramify.stats.intervals import Interval, wilson
 
 _EDGE = 1e-12  # rates are fractions: a drop of exactly delta0 must not pass by a rounding error
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessShare:
+    """Counts with their rate (None where nothing was scored) and its 95 % interval (Wilson)."""
+
+    successes: int
+    n: int
+    success: float | None
+    interval: Interval
+    failed: int
+
+
+@dataclass(frozen=True)
+class SuccessDifference:
+    """A difference of success rates with its 95 % interval."""
+
+    success: float
+    interval: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +70,10 @@ class Counts:
         """All forks asked for."""
         return self.n + self.missing + self.truncated
 
-    def to_json(self) -> dict[str, Any]:
-        """Counts, rate (None where nothing was graded) and its 95 % interval (Wilson)."""
-        rate = self.rate if self.n else None
-        interval = list(wilson(self.k, self.n))
-        return {"successes": self.k, "n": self.n, "success": rate, "interval": interval, "failed": self.missing}
+    @property
+    def share(self) -> SuccessShare:
+        """As results tell it."""
+        return SuccessShare(self.k, self.n, self.rate if self.n else None, wilson(self.k, self.n), self.missing)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ the same columns everywhere and many comparisons are corrected in one place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,10 +36,6 @@ class EvidenceRow:
     p_corrected: float
     detectable: float
     """The smallest difference that these counts would have found 4 times in 5."""
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON form."""
-        return asdict(self)
 
 
 def evidence(

@@ -17,6 +17,7 @@ import os
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path as FilePath
 from types import TracebackType
@@ -351,7 +352,9 @@ class Run:
             self.add(*findings)
 
     def log(self, kind: str, key: str, payload: Any = None) -> bool:
-        """Record in the journal that ``key`` of ``kind`` is done. The first payload stays; False when it was recorded already."""
+        """Record in the journal that ``key`` of ``kind`` is done. The first payload, JSON or a record, stays; False when it was
+        recorded already."""
+        payload = codec.to_json(payload) if is_dataclass(payload) else payload
         body = schema.to_json(payload, f"the payload of journal entry {kind} '{key}'")
         cursor = self._write("INSERT INTO journal VALUES (NULL,?,?,?) ON CONFLICT (kind, key) DO NOTHING", (kind, key, body))
         self._count(1)
@@ -385,7 +388,7 @@ class Run:
         return self._make(kind, key, *await make(), also) if held is None else held[0]
 
     def memo(self, kind: str, of: type[T]) -> dict[str, T]:
-        """All that :meth:`once` did of one ``kind``: by key in order, read as ``of``. Raises UserError where an entry is none."""
+        """What the journal holds of one ``kind``: by key in order, read as ``of``. Raises UserError where an entry is none."""
         return {one.key: self._read(kind, one.key, of, one.payload) for one in self.journal(kind)}
 
     def _held(self, kind: str, key: str, of: type[T]) -> tuple[T] | None:

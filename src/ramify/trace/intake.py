@@ -44,6 +44,15 @@ _BOMS = (
 _AUTO = re.compile(r"chat-\d{6}")
 
 
+@dataclass(frozen=True, slots=True)
+class IgnoredPart:
+    """How often something of a record did not describe an attempt, as the journal keeps it by name."""
+
+    count: int
+    what: str
+    """What it is a part of, in the plural."""
+
+
 @dataclass
 class Taken:
     """What was read into a run."""
@@ -55,7 +64,7 @@ class Taken:
     """Files that the run holds already."""
     unknown: list[str] = field(default_factory=list)
     """Files of a folder that are of no format known here."""
-    ignored: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ignored: dict[str, IgnoredPart] = field(default_factory=dict)
     """Fields that do not describe an attempt -> their number."""
     given: int = 0
     """Attempts that got an outcome of another file."""
@@ -205,7 +214,7 @@ def _read_one(file: Path, root: Path, target: Path, form: str | None, fields: Fi
     if taken.forms[-1] == "run":  # it came back exactly as it was written
         return
     with Run.open(target, write=True) as run, run.transaction():
-        taken.ignored = {entry.key: dict(entry.payload) for entry in run.journal("ignored")}
+        taken.ignored = run.memo("ignored", IgnoredPart)
         _remember(run, key, file, root, taken, run.ends())
 
 
@@ -240,9 +249,9 @@ def _read_several(
                         run = Run.create(target, source.config, kind="import")
                     moved = _merge(source, run, _named(file, root))
                     _remember(run, key, file, root, taken, [moved[end] for end in source.ends()])
-                    for entry in source.journal("ignored"):
-                        known = taken.ignored.setdefault(entry.key, {**entry.payload, "count": 0})
-                        known["count"] += entry.payload["count"]
+                    for name, more in source.memo("ignored", IgnoredPart).items():
+                        known = taken.ignored.get(name, IgnoredPart(0, more.what))
+                        taken.ignored[name] = IgnoredPart(known.count + more.count, known.what)
                 shutil.rmtree(scratch / str(number))
         if run is None:
             raise UserError(

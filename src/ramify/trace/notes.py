@@ -24,6 +24,15 @@ class BadRecordError(UserError):
     """One record of a file is bad; others may be good."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadField:
+    """A field that no reader knows, what has it, and how many of these."""
+
+    field: str
+    of: str
+    count: int
+
+
 @dataclass
 class Notes:
     """What was counted while files were read or a run was written."""
@@ -39,10 +48,10 @@ class Notes:
     unwritten: Counter[str] = field(default_factory=Counter)
     """What has no place in the written format -> how often."""
 
-    def to_json(self) -> dict[str, Any]:
-        """What was not understood, as JSON."""
-        unread = [{"field": name, "of": of, "count": n} for (name, of), n in sorted(self.fields.items())]
-        return {"not_understood": unread, "bad": len(self.bad), "bad_first": self.bad[:NAMED], "open_calls": self.open_calls}
+    @property
+    def unread(self) -> tuple[UnreadField, ...]:
+        """The fields that no reader knows, sorted."""
+        return tuple(UnreadField(name, of, n) for (name, of), n in sorted(self.fields.items()))
 
     def sentences(self) -> list[str]:
         """What was not understood, a line each; none where all was."""

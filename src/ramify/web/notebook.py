@@ -15,7 +15,6 @@ from ramify.render.result import Result, to_html
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep, tree_svg
 from ramify.rollout.attempts import Attempt
-from ramify.rollout.fork import Arm, Fork
 from ramify.trace.db import Run
 from ramify.trace.message import named_calls
 from ramify.trace.tree import Tree
@@ -84,29 +83,6 @@ def _attempt(attempt: Attempt) -> str:
         for at, turn in enumerate(attempt.turns, 1)
     ]
     return _cell(kind="table", lines=lines, head=["step", "the agent wrote", "the environment answered", "reward"], rows=rows)
-
-
-@shown.register
-def _fork(fork: Fork) -> str:
-    record = fork.to_json()
-    where = f"Fork at {fork.node[:12]}:{fork.offset}"
-    lines = [where + (f", after the edit {fork.edit}" if fork.edit else "")]
-    if record["difference"] is not None:
-        low, high = record["difference"]["interval"]
-        lines.append(
-            f"The edit changed success by {pages.signed_points(record['difference']['success'])} points, 95 % interval "
-            f"{pages.signed_points(low)} to {pages.signed_points(high)}."
-        )
-    if fork.kept_logprob is not None:
-        lines.append(f"The recorded rest is {fork.kept_logprob:+.3f} nats more likely after the edit.")
-    arms: list[tuple[str, Arm | None]] = [("edited" if fork.edit else "forked", fork.arm), ("unedited", fork.control)]
-    rows = []
-    for name, arm in arms:
-        if arm is not None:
-            counted = arm.to_json()
-            success = "-" if counted["success"] is None else _share(counted["success"], counted["interval"])
-            rows.append([name, f"{arm.successes} of {arm.scored}", success])
-    return _cell(kind="table", lines=lines, head=["", "successes", "success"], rows=rows, diff=fork.diff)
 
 
 @shown.register

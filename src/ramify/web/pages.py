@@ -22,6 +22,7 @@ from urllib.parse import quote
 from ramify.base import codec
 from ramify.base.words import plural
 from ramify.jobs.curve import curves
+from ramify.jobs.results import EvaluatedArm, EvaluationEntry, Improved, UpdateReport
 from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
 from ramify.render.escape import data_block, escape, visible
 from ramify.render.graphs import graph_svg
@@ -83,10 +84,10 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None, besid
     """
     deciding = settled(run, scorer)
     arm = own_arm(run)
-    journal = [entry.payload for entry in run.journal("update")]
-    every = [update for update in journal if isinstance(update, Mapping) and {"update", "arm"} <= update.keys()]
-    own = [update for update in every if update.get("arm", arm) == arm]
-    evals = {entry.key: entry.payload for entry in run.journal("eval")}
+    every = list(run.memo("update", UpdateReport).values())
+    own = [update for update in every if update.arm == arm]
+    evals = run.memo("eval", EvaluationEntry)
+    result = run.memo("result", Improved).get("improve")
     trees = _trees(run, served, deciding, beside, scorer)
     tasks = task_rows(run, deciding, [tree["name"] for tree in trees])
     linked = {step["id"] for tree in trees for step in tree["steps"]}
@@ -95,13 +96,13 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None, besid
         "report.html",
         findings=[_finding_view(finding, served, linked) for finding in found[:MOST_FINDINGS]],
         left=max(0, len(found) - MOST_FINDINGS),
-        changes=_changes(run, served),
-        cost=_cost(run),
-        compare=_compare(run, arm, {str(update["arm"]) for update in every}),
+        changes=None if result is None else _changes(run, result, served),
+        cost="" if result is None else result.cost,
+        compare=_compare(run, arm, {update.arm for update in every}),
         title=f"Run {run.folder.resolve().name}",
         served=served,
         headline=_headline(evals),
-        table=_before_after(evals, {entry.key: entry.payload for entry in run.journal("compare")}),
+        table=_before_after(evals, run.memo("compare", EvaluatedArm)),
         curves=_curves(every, arm),
         budget=_budget(own, evals),
         updates=_update_rows(own),
@@ -116,7 +117,7 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None, besid
         failed=failures(run).sentence(most=10),
         config=list(_flatten(run.config)),
         environment=_environment(run),
-        result=[json.dumps(entry.payload, ensure_ascii=False) for entry in run.journal("result")],
+        result=[json.dumps(result.to_json(), ensure_ascii=False)] if result is not None else [],
     )
 
 
@@ -315,71 +316,55 @@ def _found_in(run: Run) -> set[str]:
     return {run.node(node).tree for node in nodes}
 
 
-def _headline(evals: Mapping[str, Mapping[str, Any]]) -> dict[str, str] | None:
+def _headline(evals: Mapping[str, EvaluationEntry]) -> dict[str, str] | None:
     before, after = evals.get("before"), evals.get("after")
     if before is None:
         return None
-    out = {"before": percent(before["success"]), "before_interval": _range(before["interval"]), "n": f"{before['n']}"}
+    out = {"before": percent(before.success), "before_interval": _range(before.interval), "n": f"{before.n}"}
     if after is not None:
         low, high = _gain_interval(before, after)
         out |= {
-            "after": percent(after["success"]),
-            "after_interval": _range(after["interval"]),
-            "gain": f"{signed_points(after['success'] - before['success'])} points",
+            "after": percent(after.success),
+            "after_interval": _range(after.interval),
+            "gain": f"{signed_points(after.success - before.success)} points",
             "gain_interval": f"{signed_points(low)} to {signed_points(high)}",
         }
     return out
 
 
-def _gain_interval(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, float]:
+def _gain_interval(before: EvaluationEntry, after: EvaluationEntry) -> tuple[float, float]:
     """Paired by episode where both evaluations kept their outcomes (the same tasks in the same order), else of two samples."""
-    pairs = [(a, b) for a, b in zip(after.get("outcomes", ()), before.get("outcomes", ()), strict=False) if None not in (a, b)]
+    pairs = [(a, b) for a, b in zip(after.outcomes, before.outcomes, strict=False) if a is not None and b is not None]
     if len(pairs) > 1:
         return paired_proportions([a for a, _ in pairs], [b for _, b in pairs])
-    hits = [round(e["success"] * e["n"]) for e in (after, before)]
-    return difference_of_proportions(hits[0], after["n"], hits[1], before["n"])
+    hits = [round(e.success * e.n) for e in (after, before)]
+    return difference_of_proportions(hits[0], after.n, hits[1], before.n)
 
 
-def _before_after(evals: Mapping[str, Any], compare: Mapping[str, Any]) -> list[list[str]]:
+def _before_after(evals: Mapping[str, EvaluationEntry], compare: Mapping[str, EvaluatedArm]) -> list[list[str]]:
     """Rows of (arm, before, after, gain, episodes, tokens, seconds)."""
     rows = []
-    for arm, pair in [("this run", evals), *compare.items()]:
-        before, after = pair.get("before"), pair.get("after")
-        if before is None or after is None:
-            continue
+    known = {"this run": EvaluatedArm(evals["before"], evals["after"])} if {"before", "after"} <= evals.keys() else {}
+    for arm, pair in [*known.items(), *compare.items()]:
+        before, after = pair.before, pair.after
         low, high = _gain_interval(before, after)
         rows.append([
             arm,
-            f"{percent(before['success'])} ({_range(before['interval'])})",
-            f"{percent(after['success'])} ({_range(after['interval'])})",
-            f"{signed_points(after['success'] - before['success'])} ({signed_points(low)} to {signed_points(high)})",
-            f"{after['n']}",
-            short(before.get("tokens", 0) + after.get("tokens", 0)),
-            f"{before.get('seconds', 0) + after.get('seconds', 0):.1f}",
+            f"{percent(before.success)} ({_range(before.interval)})",
+            f"{percent(after.success)} ({_range(after.interval)})",
+            f"{signed_points(after.success - before.success)} ({signed_points(low)} to {signed_points(high)})",
+            f"{after.n}",
+            short(before.tokens + after.tokens),
+            f"{before.seconds + after.seconds:.1f}",
         ])  # fmt: skip
     return rows
 
 
-def _changes(run: Run, served: bool) -> dict[str, Any] | None:
-    """What the agent does otherwise since training, as the first lines say it; None where nobody looked."""
-    for entry in run.journal("result"):
-        if isinstance(entry.payload, Mapping) and isinstance(known := entry.payload.get("changes"), Mapping):
-            found = run.findings(maker=CHANGES)
-            states = [(in_code(one.why), f"/node/{one.node}" if served and one.node else "") for one in found]
-            return {"why": str(known.get("why", "")), "states": states}
-    return None
-
-
-def _cost(run: Run) -> str:
-    """What training took; "" before its end."""
-    for entry in run.journal("result"):
-        known = entry.payload if isinstance(entry.payload, Mapping) else {}
-        counts = [
-            plural(known[f"{what}s"], what) for what in ("attempt", "fork", "update") if isinstance(known.get(f"{what}s"), int)
-        ]
-        if counts and isinstance(known.get("tokens"), int) and isinstance(known.get("seconds"), int | float):
-            return ", ".join([*counts, f"{short(known['tokens'])} tokens", f"{known['seconds']:.0f} s"])
-    return ""
+def _changes(run: Run, result: Improved, served: bool) -> dict[str, Any]:
+    """What the agent does otherwise since training, as the first lines say it."""
+    found = run.findings(maker=CHANGES)
+    states = [(in_code(one.why), f"/node/{one.node}" if served and one.node else "") for one in found]
+    return {"why": result.changes.why, "states": states}
 
 
 def _compare(run: Run, own: str, arms: Collection[str]) -> Any:
@@ -394,47 +379,53 @@ def _compare(run: Run, own: str, arms: Collection[str]) -> Any:
     return _markup(curves_svg(shown, name, "tokens generated for training", "success", width=760, height=300, x_text=short))
 
 
-def _curves(updates: Sequence[Mapping[str, Any]], own: str) -> Any:
+def _curves(updates: Sequence[UpdateReport], own: str) -> Any:
     """Success and groups with mixed outcomes of this run with their bands, and success of the arms run alongside it."""
     if not updates:
         return None
-    arms: dict[str, list[Mapping[str, Any]]] = {}
+    arms: dict[str, list[UpdateReport]] = {}
     for update in updates:
-        arms.setdefault(update.get("arm", own), []).append(update)
+        arms.setdefault(update.arm, []).append(update)
     curves = []
     for arm, rows in arms.items():
-        x = [float(row["update"]) + 1 for row in rows]
+        x = [float(row.update) + 1 for row in rows]
         if arm != own:
-            curves.append(Curve(f"success of {arm}", x, [float(row["success"]) for row in rows]))
+            curves.append(Curve(f"success of {arm}", x, [row.success for row in rows]))
             continue
-        for name, key in (("success while sampling", "success"), ("groups with mixed outcomes", "mixed")):
-            bands = [wilson(round(row[key] * row["groups"]), row["groups"]) for row in rows]
-            curves.append(
-                Curve(name, x, [float(row[key]) for row in rows], [band[0] for band in bands], [band[1] for band in bands])
-            )
+        shares = [row.success for row in rows], [row.mixed for row in rows]
+        for name, y in zip(("success while sampling", "groups with mixed outcomes"), shares, strict=True):
+            bands = [wilson(round(share * row.groups), row.groups) for share, row in zip(y, rows, strict=True)]
+            curves.append(Curve(name, x, y, [band[0] for band in bands], [band[1] for band in bands]))
     return _markup(
         curves_svg(curves, "Success and groups with mixed outcomes by update", "update", "share", width=760, height=300)
     )
 
 
-def _update_rows(updates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _update_rows(updates: Sequence[UpdateReport]) -> list[list[str]]:
     """Rows of (update, tokens so far, success, mixed, groups, attempts, L1, losses)."""
     return [
-        [f"{row['update'] + 1}", f"{row['tokens']}", percent(row["success"]), percent(row["mixed"]), f"{row['groups']}"]
-        + [number(row.get(name, "")) for name in ("leaves", "l1")]
-        + [", ".join(f"{name} {value:.3g}" for name, value in row.get("train", {}).items() if name != "tokens")]
+        [
+            f"{row.update + 1}",
+            f"{row.tokens}",
+            percent(row.success),
+            percent(row.mixed),
+            f"{row.groups}",
+            number(row.leaves),
+            number(row.l1),
+            ", ".join(f"{name} {value:.3g}" for name, value in row.train.items() if name != "tokens" and value is not None),
+        ]
         for row in updates
     ]
 
 
-def _budget(updates: Sequence[Mapping[str, Any]], evals: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
+def _budget(updates: Sequence[UpdateReport], evals: Mapping[str, EvaluationEntry]) -> list[tuple[str, Any]]:
     """(what, picture) for tokens and seconds of this run; what the other arms spent is not shown."""
-    tokens = {"sampling": max((update.get("tokens", 0) for update in updates), default=0)}
+    tokens = {"sampling": max((update.tokens for update in updates), default=0)}
     names = {"sample": "sampling", "credit": "credit", "train": "training"}
-    seconds = {shown: sum(update.get("seconds", {}).get(name, 0.0) for update in updates) for name, shown in names.items()}
+    seconds = {shown: sum(update.seconds.get(name, 0.0) for update in updates) for name, shown in names.items()}
     for key in ("before", "after"):
-        tokens[f"evaluation {key}"] = evals.get(key, {}).get("tokens", 0)
-        seconds[f"evaluation {key}"] = evals.get(key, {}).get("seconds", 0.0)
+        one = evals.get(key)
+        tokens[f"evaluation {key}"], seconds[f"evaluation {key}"] = (0, 0.0) if one is None else (one.tokens, one.seconds)
     bars = [("tokens", [Slice(k, v, f"{short(v)} tokens") for k, v in tokens.items()])]
     bars.append(("seconds", [Slice(k, v, f"{v:.1f} s") for k, v in seconds.items()]))
     return [(what, _markup(bar_svg(parts, f"Where the {what} went", width=760))) for what, parts in bars]
@@ -508,11 +499,8 @@ def _step_view(
     }
 
 
-def _abandoned(updates: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    counts: dict[str, int] = {}
-    for update in updates:
-        for task in update.get("abandoned", []):
-            counts[str(task)] = counts.get(str(task), 0) + 1
+def _abandoned(updates: Iterable[UpdateReport]) -> list[tuple[str, int]]:
+    counts = Counter(task for update in updates for task in update.abandoned)
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.methods.forensics.trend import cochran_armitage, isotonic, logistic_fit, trend_power
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import evidence, holm
@@ -166,7 +167,7 @@ def counterfactuals(
             row.difference_interval,
             row.p_corrected,
             (controls or {}).get(row.intervention),
-            detail=row.to_json()
+            detail=codec.to_json(row)
             | {"base": [base.k, base.n], "invalid": [base.missing, arms[row.intervention].missing], "looks": len(arms)},
             p_raw=row.p,
         )

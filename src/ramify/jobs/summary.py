@@ -1,0 +1,236 @@
+"""The summary of a run: how often its attempts succeeded, what was found in it, where its budget went."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ramify.base.words import plural
+from ramify.jobs.results import AttemptEntry, Evaluation, Improved, SuccessGain, UpdateReport
+from ramify.render.numbers import number, percent, percent_interval, points, points_interval
+from ramify.render.result import Cell, Grid, Part, Result, Section, shortened, table
+from ramify.render.sections import sections_of
+from ramify.render.terminal import short
+from ramify.score.credit.protocol import meanings
+from ramify.stats.intervals import Interval, wilson
+from ramify.trace.db import Run
+from ramify.trace.failures import failures
+from ramify.trace.node import Annotation, Finding
+from ramify.trace.outcome import NOBODY, settled, successes, undecided
+
+LAST = 5
+"""How many updates (or names of trees) are shown."""
+MOST = 20
+"""How many findings, and rows of what a method shows."""
+WIDEST = 90
+"""Characters of a cell of it."""
+COLUMNS = 5
+"""How many of the numbers that explain a step's credit."""
+
+
+@dataclass(frozen=True)
+class CountedAttempts:
+    """Successes among the attempts, or the forks, that were scored."""
+
+    successes: int
+    n: int
+    interval: Interval | None = None
+    """None of forks and where a selector chose the attempts: they are no independent samples."""
+
+
+@dataclass(frozen=True)
+class FailedAttempts:
+    """Attempts that an infrastructure failure ended."""
+
+    n: int
+    of: int
+    reasons: Mapping[str, int]
+    sentence: str
+
+
+@dataclass(frozen=True)
+class CreditedSteps:
+    """What one credit rule gave to steps: the strongest with the numbers that explain them, and what these mean."""
+
+    maker: str
+    steps: int
+    credited: int
+    strongest: tuple[Mapping[str, Any], ...]
+    """The step's node, and its numbers by their names."""
+    numbers: Mapping[str, str]
+
+    @property
+    def grid(self) -> Grid:
+        """The strongest steps with the first of their numbers."""
+        known = [name for name in self.numbers if _is_number(self.strongest[0].get(name))][:COLUMNS]
+        rows = [
+            (str(one["node"])[:12], *(number(one[name]) if _is_number(one.get(name)) else None for name in known))
+            for one in self.strongest
+        ]
+        return table(("step", *known), rows, f"credit by {self.maker}: {self.credited} of {self.steps} steps, the strongest")
+
+    @property
+    def explained(self) -> str:
+        """What the shown numbers mean."""
+        return "\n".join(f"  {name}: {self.numbers[name]}" for name in self.grid.head[1:])
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+@dataclass(frozen=True)
+class SpentOn:
+    """Tokens and seconds of one purpose."""
+
+    tokens: float = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunSummary(Result):
+    """Everything the summary of a run shows. An imported run has no evaluations, updates or gain.
+
+    ``attempts`` is None in an improve run, which has evaluations instead, and where no attempt is scored. ``scorers`` are the
+    candidates where several could decide. ``forks`` are those that were asked for (None without any): they are no attempts."""
+
+    run: str
+    ramify: str | None
+    kind: str
+    config: Any
+    attempts: CountedAttempts | None
+    forks: CountedAttempts | None
+    scorers: tuple[str, ...]
+    failed: FailedAttempts | None
+    findings: tuple[Finding, ...]
+    results: Mapping[str, tuple[Section, ...]]
+    """What the run keeps of verbs, and the live view of the one that made it, by verb."""
+    credit: tuple[CreditedSteps, ...]
+    trees: tuple[str, ...]
+    nodes: int
+    done: bool
+    gain: SuccessGain | None
+    evals: Mapping[str, Evaluation]
+    updates: tuple[UpdateReport, ...]
+    spent: Mapping[str, SpentOn]
+    """By purpose."""
+
+    def sections(self) -> Iterable[Section]:
+        """What a reader wants to know first."""
+        size = f"{plural(len(self.trees), 'tree')}, {plural(self.nodes, 'node')}"
+        yield Section.of("", f"{self.run}: {size}, made by ramify {self.ramify}", *self._attempts(), *self._found())
+        for own in self.results.values():
+            yield from shortened(own, MOST, WIDEST)
+        yield Section.of("", *self._trained())
+        for one in self.credit:
+            yield Section.of("", one.grid, one.explained)
+        spent = [(name, short(one.tokens), f"{one.seconds:.1f}") for name, one in self.spent.items()]
+        yield Section.of("", table(("where the budget went", "tokens", "seconds"), spent))
+        if self.trees and not self.evals:
+            left = f", and {len(self.trees) - LAST} more" if len(self.trees) > LAST else ""
+            every = f"Every step and its id, for `ramify fork {self.run} NODE`: `ramify show {self.run} --web`."
+            yield Section.of("", f"trees: {', '.join(self.trees[:LAST])}{left}", every)
+
+    def _attempts(self) -> Iterable[Part]:
+        played = self.attempts
+        if played is not None and played.interval is None:
+            yield (
+                f"{played.successes} of {played.n} attempts succeeded. A selector chose where they start, so this is not a "
+                f"success rate: `ramify tree-rollouts report {self.run}` evaluates the trees."
+            )
+        elif played is not None:
+            row = percent(played.successes / played.n), percent_interval(played.interval), played.successes, played.n
+            yield table(("success", "95 % interval", "successes", "attempts"), [row])
+        elif self.scorers:
+            yield f"Several scorers judged the attempts ({', '.join(self.scorers)}): choose one with --scorer NAME."
+        if (forked := self.forks) is not None:
+            are = "is" if forked.n == 1 else "are"
+            yield f"{plural(forked.n, 'fork')} {are} not counted with them; {forked.successes} succeeded."
+        if self.failed is not None:
+            yield f"{self.failed.sentence}. Failed attempts are not counted."
+
+    def _found(self) -> Iterable[Part]:
+        """Findings of methods: maker, finding, node, reason, and what to do about it."""
+        rows: list[tuple[Cell, ...]] = []
+        for one in self.findings[:MOST]:
+            value = None if one.value is None else f"{number(one.value)} {one.unit}"
+            rows.append((one.maker, one.name, (one.node or "the run")[:12], value, one.why))
+        left = f" (the first {MOST}; --json has all {len(self.findings)})" if len(self.findings) > MOST else ""
+        yield table(("found by", "what", "where", "value", "why"), rows, f"findings{left}")
+        yield "\n".join(f"  {action}" for action in dict.fromkeys(one.action for one in self.findings[:MOST] if one.action))
+
+    def _trained(self) -> Iterable[Part]:
+        if self.gain is not None:
+            by, ends = points(self.gain.success), points_interval(self.gain.interval)
+            yield f"Success changed by {by} points, 95 % interval {ends}."
+        elif self.updates:
+            yield f"Not finished: continue with `ramify resume {self.run}`."
+        rows = [(name, percent(one.success), percent_interval(one.interval), one.n) for name, one in self.evals.items()]
+        yield table(("evaluation", "success", "95 % interval", "episodes"), rows)
+        last = self.updates[-LAST:]
+        head = ("update", "success", "groups with mixed outcomes", "groups", "attempts", "tokens so far")
+        updates = [(one.update, percent(one.success), percent(one.mixed), one.groups, one.leaves, one.tokens) for one in last]
+        yield table(head, updates, f"last {len(last)} of {len(self.updates)} updates")
+
+
+def summarise(run: Run, scorer: str | None = None) -> RunSummary:
+    """The summary of a run. Raises UserError where there is no ``scorer`` of that name."""
+    evals = run.memo("eval", Evaluation)
+    arm = run.config.get("arm")
+    updates = () if arm is None else tuple(one for one in run.memo("update", UpdateReport).values() if one.arm == arm)
+    result = run.memo("result", Improved).get("improve")
+    deciding = settled(run, scorer)
+    outcomes = [one.outcome for one in run.memo("attempt", AttemptEntry).values()] if scorer is None else []
+    scored = [outcome for outcome in outcomes if outcome is not None]
+    if not outcomes and not evals and not updates:
+        scored = [success for success in successes(run, deciding) if success is not None]
+    forked = [success for success in successes(run, deciding, forks=True) if success is not None]
+    failed = failures(run)
+    chosen = next(iter(run.journal("tree")), None)  # the trees of a selector: their attempts are no independent samples
+    interval = wilson(sum(scored), len(scored)) if scored and chosen is None else None
+    reasons = len(failed.reasons), failed.attempts, failed.counted, failed.sentence()
+    return RunSummary(
+        run=str(run.folder),
+        ramify=run.meta.get("ramify"),
+        kind=run.kind,
+        config=run.meta.get("config"),
+        attempts=CountedAttempts(sum(scored), len(scored), interval) if scored else None,
+        forks=CountedAttempts(sum(forked), len(forked)) if forked else None,
+        scorers=tuple(undecided(run)) if deciding is NOBODY else (),
+        failed=FailedAttempts(*reasons) if failed.reasons else None,
+        findings=tuple(run.findings()),
+        results=sections_of(run),
+        credit=tuple(_credited(run)),
+        trees=tuple(tree.name for tree in run.trees()),
+        nodes=len(run),
+        done=result is not None,
+        gain=None if result is None else result.gain,
+        evals=evals,
+        updates=updates,
+        spent=_spent(updates, evals),
+    )
+
+
+def _credited(run: Run) -> Iterable[CreditedSteps]:
+    found: dict[str, list[Annotation]] = {}
+    for annotation in run.annotations(name="why"):
+        if isinstance(annotation.value, Mapping) and isinstance(annotation.value.get("A"), int | float):
+            found.setdefault(annotation.maker, []).append(annotation)
+    meaning = meanings(run) if found else {}
+    for maker, own in found.items():
+        strongest = heapq.nlargest(LAST, own, lambda annotation: abs(annotation.value["A"]))
+        told = tuple({"node": annotation.node} | dict(annotation.value) for annotation in strongest)
+        credited = sum(annotation.value["A"] != 0 for annotation in own)
+        yield CreditedSteps(maker, len(own), credited, told, meaning.get(maker, {}))
+
+
+def _spent(updates: Sequence[UpdateReport], evals: Mapping[str, Evaluation]) -> dict[str, SpentOn]:
+    """Tokens and seconds by purpose. An update's tokens are the total so far; its seconds are its own, by phase."""
+    seconds: dict[str, float] = {}
+    for update in updates:
+        for part, own in update.seconds.items():
+            seconds[part] = seconds.get(part, 0.0) + own
+    spent = {part: SpentOn(updates[-1].tokens if part == "sample" else 0, own) for part, own in seconds.items()}
+    return spent | {f"evaluation {key}": SpentOn(one.tokens, one.seconds) for key, one in evals.items()}
