@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
 from ramify.base.errors import EXIT_DONE, EXIT_FAILED
 from ramify.render.numbers import number
 from ramify.render.result import Cell, CurveLine, Curves, Result, Section, numbers, table
+from ramify.stats.checks import Check
 from ramify.stats.intervals import Interval
 
 PLAIN = "plain"
@@ -206,20 +207,6 @@ class SpeedComparison(Result):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LosslessCheck:
-    """A :class:`ramify.stats.checks.Check` that was judged."""
-
-    name: str
-    value: float | None
-    interval: Sequence[float] | None
-    n: int
-    seeds: Sequence[int]
-    op: str
-    threshold: float | None
-    status: str
-
-
 @dataclass(frozen=True)
 class LosslessReport(Result):
     """Whether drafting changes nothing but the speed."""
@@ -229,7 +216,7 @@ class LosslessReport(Result):
     """Outputs that were counted for each schedule."""
     profiled: bool
     """Whether the costs are the drafter's own profile's."""
-    checks: tuple[LosslessCheck, ...]
+    checks: tuple[Check, ...]
 
     @property
     def exit_code(self) -> int:

@@ -21,7 +21,7 @@ from ramify.methods.dspark import lossless, prompts
 from ramify.methods.dspark.algorithm import scaled
 from ramify.methods.dspark.drafter_files import for_target, load_drafter, save_drafter, unserved
 from ramify.methods.dspark.drafters import Qwen3Drafter
-from ramify.methods.dspark.record import CalibratedDrafter, LosslessCheck, LosslessReport, TrainedDrafter
+from ramify.methods.dspark.record import CalibratedDrafter, LosslessReport, TrainedDrafter
 from ramify.methods.dspark.recorder import record
 from ramify.methods.dspark.rounds import accepted_length, conditional_acceptance
 from ramify.methods.dspark.settings import TrainOptions
@@ -171,4 +171,4 @@ def verify(
         target.model, drafter, given, seed, samples, costs=costs, schedules=schedules, grammar=grammar, progress=progress
     )
     passed = all(one.status in ("pass", "reported") for one in checks)
-    return LosslessReport(passed, samples, costs is not None, tuple(LosslessCheck(**one.to_json()) for one in checks))
+    return LosslessReport(passed, samples, costs is not None, tuple(checks))

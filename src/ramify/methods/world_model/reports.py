@@ -62,7 +62,7 @@ def audit(
     attempts: list[measure.ReplayedAttempt] = []
     caveats = []
     with Run.open(folder) as run:
-        found = WorldAudit(str(folder), measure.memo(run), strict=strict)
+        found = WorldAudit(str(folder), measure.noted(run), strict=strict)
         if env is not None:
             attempts = measure.replayed(run, find_environment(env), seed, progress)
             if not attempts:
