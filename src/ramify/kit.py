@@ -151,10 +151,10 @@ class Verbs(App):
         """Register a function as the verb ``name`` (by default its own name).
 
         A function that returns a :class:`ramify.render.result.Result` gets ``--json``: the result is printed, and its exit code
-        is the verb's. ``keeps`` names the parameter with the run that keeps the result, where it is a run. ``settings``
-        is a :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more`` returns
-        further options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns what help
-        says last.
+        is the verb's. ``keeps`` names the parameter with the run that keeps the result, where it is a run (``folder/run``: with
+        the folder in which ``run`` is one). ``settings`` is a :class:`ramify.base.config.Config`, or a function that returns it,
+        which puts off importing it. ``more`` returns further options by name with their help, whose texts arrive in the parameter
+        ``more``. ``epilogue`` returns what help says last.
         """
 
         def register(function: F) -> F:
@@ -281,9 +281,10 @@ class Verb:
         from ramify.render.terminal import say, show
 
         show(result, as_json)
-        run = given.get(self.keeps)
+        name, _, inside = self.keeps.partition("/")
+        run = given.get(name)
         if run is not None and not isinstance(result, Planned):
-            lost = keep(Path(run), self.maker, result)
+            lost = keep(Path(run, inside), self.maker, result)
             if lost and lost not in result.caveats:  # what else could not be kept said so
                 say(f"warning: {lost}")
         code: int = result.exit_code
