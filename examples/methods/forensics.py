@@ -8,7 +8,7 @@ import sys
 
 from ramify.base.seeds import generator
 from ramify.env.protocol import Observation, Task, TaskSet
-from ramify.methods.forensics import Case, CaseConfig, as_text, control
+from ramify.methods.forensics import Case, CaseConfig, control
 from ramify.model.scripted import ScriptedModel
 
 
@@ -80,4 +80,4 @@ with Case("why", config, model=None if sys.argv[1:] else agent(busy), environmen
     control(case, lambda known: [known.vary("queue")], agent(busy))  # what each test says of an agent that has the motive
     control(case, lambda known: known.counterfactual(["spelt out"]), agent(vague))
     control(case, lambda known: known.counterfactual(["audited"]), agent(sly))
-    print(as_text(case.report()))
+    print(case.report())

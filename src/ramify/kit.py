@@ -152,9 +152,10 @@ class Verbs(App):
 
         A function that returns a :class:`ramify.render.result.Result` gets ``--json``: the result is printed, and its exit code
         is the verb's. It may return an iterator of results, each printed as it comes, or None where it served. ``keeps`` names
-        the parameter with the run that keeps the result, where it is a run, or with a list of them. ``settings`` is a
-        :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more`` returns further
-        options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns what help says last.
+        the parameter with the run that keeps the result, where it is a run, or with a list of them (``folder/run``: with
+        the folder in which ``run`` is one). ``settings`` is a :class:`ramify.base.config.Config`, or a function that returns it,
+        which puts off importing it. ``more`` returns further options by name with their help, whose texts arrive in the parameter
+        ``more``. ``epilogue`` returns what help says last.
         """
 
         def register(function: F) -> F:
@@ -297,11 +298,12 @@ class Verb:
         from ramify.render.result import Result
         from ramify.render.terminal import say, show
 
-        code, runs = EXIT_DONE, given.get(self.keeps)
+        name, _, inside = self.keeps.partition("/")
+        code, runs = EXIT_DONE, given.get(name)
         for one in (result,) if isinstance(result, Result) else result or ():
             show(one, as_json)
             for run in runs if isinstance(runs, list) else [runs] if runs is not None else []:
-                lost = keep(Path(run), self.maker, one) if one.KEPT else ""
+                lost = keep(Path(run, inside), self.maker, one) if one.KEPT else ""
                 if lost and lost not in one.caveats:  # what else could not be kept said so
                     say(f"warning: {lost}")
             code = max(code, one.exit_code)

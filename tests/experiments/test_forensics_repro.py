@@ -15,6 +15,7 @@ from ramify.engine.local import LocalModel
 from ramify.methods.forensics.algorithm import sentence_scores
 from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment, action_of
 from ramify.methods.forensics.case import CaseConfig, FieldConfig
+from ramify.methods.forensics.experiment import ArmDetail, DoseDetail
 from ramify.methods.forensics.judges import by_pattern
 from ramify.methods.forensics.run import Case
 from ramify_experiments.forensics import battery, organisms, repro
@@ -201,15 +202,17 @@ def test_a_case_on_an_organism_finds_its_exact_rates(tmp_path: Path) -> None:
         assert near(base.k, base.n, table.rate)
         assert near(base.missing, base.forks, 1 - table.ahead[0][0, 1])
         dose = case.vary("errors", [0, 151, 258]).detail
-        assert all(near(k, n, tables(errors=e).rate) for k, n, e in zip(dose["hits"], dose["n"], dose["doses"], strict=True))
+        assert isinstance(dose, DoseDetail)
+        assert all(near(k, n, tables(errors=e).rate) for k, n, e in zip(dose.hits, dose.n, dose.doses, strict=True))
         filtered, rejected, _ = table.without(HUGE, 20_000, generator(0, "test"))
-        forbid = case.forbid("huge", by_pattern("huge task"))
-        assert near(forbid.detail["hits"], forbid.detail["n"], filtered.rate)
-        assert forbid.detail["rejected"] / 150 == pytest.approx(rejected / 20_000, abs=0.3)
+        forbid = case.forbid("huge", by_pattern("huge task")).detail
+        assert isinstance(forbid, ArmDetail)
+        assert near(forbid.hits, forbid.n, filtered.rate)
+        assert (forbid.rejected or 0) / 150 == pytest.approx(rejected / 20_000, abs=0.3)
         run = next(run for run in case.play("baseline", {}) if run.behavior)
         said = case.messages_of(run)[-2].text
         node, found = 0, case.resample(run, k=40)
         for j, pair in enumerate(organisms.SENTENCES):
             node = 2 * node + [sentence in said for sentence in pair].index(True)
             cut, valid = table.ahead[j + 1][node]
-            assert near(40 * found["rates"][j + 1], 40, cut / valid)
+            assert near(40 * found.rates[j + 1], 40, cut / valid)

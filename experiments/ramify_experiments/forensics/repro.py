@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.seeds import derive_key, generator
 from ramify.engine.tiny import TinyLM
-from ramify.methods.forensics.experiment import Control, Move, TestResult, corrected, result_from_json
+from ramify.methods.forensics.experiment import ArmDetail, Control, DoseDetail, Move, TestResult, corrected
 from ramify.methods.forensics.hypotheses import ACH, NONE, Hypothesis
 from ramify.methods.forensics.trend import logistic_fit
 from ramify.stats.intervals import mean_t, wilson
@@ -23,6 +24,7 @@ from ramify_experiments.forensics.battery import DOSES, ReplyTable, Tables, of_d
 from ramify_experiments.forensics.organisms import FOLLOWS, KINDS, NEVER, taught, tedium, tokenizer
 from ramify_experiments.lab import Checks, ResultCache, columns, sized
 
+T = TypeVar("T")
 OWN: dict[str, tuple[str, Move]] = {
     "dose": ("tedium", "rises"),
     "clarity": ("confused", "falls"),
@@ -66,13 +68,6 @@ ENVIRONMENTS = (
 
 
 # --- cells --------------------------------------------------------------------------------------------------------------------
-
-
-def _slim(test: TestResult) -> dict[str, Any]:
-    """JSON of a test with the fields of its detail that the checks read:
-    a fitted dose may be infinite, which JSON cannot hold."""
-    kept = {name: test.detail[name] for name in ("hits", "n", "unfiltered", "rejected") if name in test.detail}
-    return replace(test, detail=kept).to_json()
 
 
 def _cached(tables: Tables) -> Tables:
@@ -142,7 +137,7 @@ def measured(tables: Tables, kind: str, seed: int, size: Mapping[str, int]) -> d
     factors: tuple[dict[str, Any], ...] = ({}, {"errors": 151}, {"instruction": "clear"}, {"reviewer": "present"})
     more["off law"] = max(abs(tables(**at).rate - distribution(**at).rate) for at in factors)
     more["invalid"] = float(1 - tables().ahead[0][0, 1])
-    return {"tests": [_slim(test) for test in tests], **more}
+    return {"tests": [codec.to_json(test) for test in tests], **more}
 
 
 def _played(model: TinyLM, seed: int, n: int) -> tuple[int, int]:
@@ -202,7 +197,7 @@ class _Found(Checks):
         self.cells, self.record, self.controls = cells, record, known(record, samples)
         self.kinds = tuple(next(iter(cells.values())))
         self.tests = {
-            (seed, kind): {record["name"]: result_from_json(record) for record in cell[kind]["tests"]}
+            (seed, kind): {test.name: test for record in cell[kind]["tests"] for test in (codec.from_json(TestResult, record),)}
             for seed, cell in cells.items()
             for kind in self.kinds
         }
@@ -214,6 +209,10 @@ class _Found(Checks):
     def test(self, kind: str, name: str) -> list[TestResult]:
         """One test of ``kind``, seed by seed."""
         return [self.tests[seed, kind][name] for seed in self.seeds]
+
+    def details(self, kind: str, name: str, of: type[T]) -> list[T]:
+        """What is known of that test, seed by seed."""
+        return [test.detail for test in self.test(kind, name) if isinstance(test.detail, of)]
 
     def hits(self, name: str, found: Sequence[bool], op: str = "report", threshold: float | None = None) -> None:
         """The share of those that are true."""
@@ -280,10 +279,7 @@ def _tests(found: _Found, quick: bool) -> None:
     placebo = [test["placebo"].fired for test in found.tests.values()]
     found.hits("placebo (who wrote the code): moves any organism", placebo, *(() if quick else ("<=", 0.1)))
     found.mean("dose: z on tedium", [test.value for test in found.test("tedium", "dose")], ">", 3.0)
-    counts = {
-        kind: np.array([[test.detail[what] for what in ("hits", "n")] for test in found.test(kind, "dose")])
-        for kind in found.kinds
-    }
+    counts = {kind: np.array([(one.hits, one.n) for one in found.details(kind, "dose", DoseDetail)]) for kind in found.kinds}
     for kind, each in counts.items():
         for errors, k, n in zip(DOSES, *each.sum(axis=0).tolist(), strict=True):
             found.share(f"dose: rate of {kind} at {errors} errors", k, n)
@@ -308,10 +304,10 @@ def _sentence(found: _Found, quick: bool) -> None:
     found.value(f"sentence: distance of that score from {PLANTED:.3f}", off, len(each["score"]), "<=", 0.1 if quick else 0.06)
     found.mean("sentence: exact score of the planted one in the organisms", [exact[0] for exact in each["exact"]])
     found.worst("sentence: distance of an exact score from (1 - pi) Delta, largest", each["gap"], "<=", 1e-9)
-    forbid = [test.detail for test in found.test("tedium", "forbid")]
-    rates = [one["hits"] / one["n"] for one in forbid]
+    forbid = found.details("tedium", "forbid", ArmDetail)
+    rates = [one.hits / one.n for one in forbid]
     found.mean("forbid: rate of tedium without the sentence", rates, "<=", 0.05 if quick else 0.03)
-    found.mean("forbid: resamples a run", [one["rejected"] / one["n"] for one in forbid])
+    found.mean("forbid: resamples a run", [(one.rejected or 0) / one.n for one in forbid])
 
 
 def _verdicts(found: _Found, quick: bool) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.methods.forensics import (
     ACH,
@@ -28,9 +29,8 @@ from ramify.methods.forensics import (
     stacked,
 )
 from ramify.methods.forensics.algorithm import awareness
-from ramify.methods.forensics.experiment import result_from_json
+from ramify.methods.forensics.experiment import ArmDetail, DoseDetail, TestResult
 from ramify.methods.forensics.hypotheses import NOTHING, UNDECIDED
-from ramify.methods.forensics.report import ach_text
 from ramify.methods.forensics.trend import cochran_armitage
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import wilson
@@ -40,6 +40,23 @@ DOSES = [0, 10, 28, 51, 77, 108, 124, 151, 182, 200, 224, 258]
 HITS = [0, 0, 0, 0, 2, 2, 6, 7, 8, 7, 16, 23]
 RUNS = [100, 183, 191, 162, 169, 162, 169, 161, 146, 141, 163, 175]
 SURE = Control(0.95, 0.05, 100, "an organism")
+
+
+def reread(test: TestResult) -> TestResult:
+    """A test as a run gives it back."""
+    return codec.from_json(TestResult, json.loads(json.dumps(codec.to_json(test))))
+
+
+def dose(test: TestResult) -> DoseDetail:
+    """The detail of a dose-response."""
+    assert isinstance(test.detail, DoseDetail)
+    return test.detail
+
+
+def arm(test: TestResult) -> ArmDetail:
+    """The detail of a test of an arm."""
+    assert isinstance(test.detail, ArmDetail)
+    return test.detail
 
 
 @pytest.mark.parametrize(
@@ -80,16 +97,18 @@ def test_fisher_and_z_tests_of_the_paper() -> None:
 def test_dose_response_says_where_a_share_is_reached() -> None:
     found = dose_response("errors", DOSES, [Counts(k, n) for k, n in zip(HITS, RUNS, strict=True)])
     assert (found.seen, found.value) == ("rises", pytest.approx(8.99, abs=0.005))
-    point = found.detail["points"]["0.05"]
-    assert point["interval"][0] < point["dose"] < point["interval"][1]
-    assert 150 < point["dose"] < 210
-    assert result_from_json(json.loads(json.dumps(found.to_json()))).seen == "rises"
+    point = dose(found).points["0.05"]
+    assert point is not None
+    assert point.interval[0] < point.dose < point.interval[1]
+    assert 150 < point.dose < 210
+    assert reread(found) == found
+    assert found.seen == "rises"
 
 
 def test_a_flat_dose_response_names_no_dose_and_is_json() -> None:
     found = dose_response("errors", (0, 10, 20), [Counts(5, 50), Counts(6, 50), Counts(5, 50)])
-    assert found.detail["points"] == {"0.01": None, "0.05": None}
-    json.dumps(found.to_json(), allow_nan=False)
+    assert dose(found).points == {"0.01": None, "0.05": None}
+    json.dumps(codec.to_json(found), allow_nan=False)
 
 
 def test_scores_telescope_and_ignore_nothing() -> None:
@@ -164,7 +183,7 @@ def test_a_control_has_the_power_of_the_test_it_is_put_to() -> None:
     (large,) = counterfactuals(Counts(33, 60), {"seen": Counts(12, 60)})
     known = Control.of(large, "sly")
     assert (known.move, known.fired) == ("falls", True)
-    known = Control(**json.loads(json.dumps(asdict(known))))
+    known = codec.from_json(Control, json.loads(json.dumps(codec.to_json(known))))
     (small,) = counterfactuals(Counts(2, 12), {"seen": Counts(2, 12)})
     (same,) = counterfactuals(Counts(20, 60), {"seen": Counts(19, 60)})
     (great,) = counterfactuals(Counts(50, 200), {"seen": Counts(49, 200)})
@@ -194,7 +213,7 @@ def test_a_control_that_does_not_fire_has_no_power() -> None:
 def test_a_control_is_believed_rarely_where_its_power_is_too_small(p: float, q: float) -> None:
     rng = np.random.default_rng(0)
     (test,) = counterfactuals(Counts(round(150 * p), 150), {"seen": Counts(round(150 * p), 150)})
-    assert plan(p, q, 150)["contrast"] < 0.8
+    assert plan(p, q, 150).contrast < 0.8
     sampled = zip(rng.binomial(10, p, 400), rng.binomial(10, q, 400), strict=True)
     controls = [Control.of(counterfactuals(Counts(int(a), 10), {"seen": Counts(int(b), 10)})[0], "x") for a, b in sampled]
     assert np.mean([control.at(test).power >= 0.8 for control in controls]) <= 0.06
@@ -209,7 +228,7 @@ def test_all_tests_of_a_case_share_one_level() -> None:
     raw = sorted(r.p_raw for r in known.values())
     assert [known[name].p for name in ("a", "errors", "b")] == pytest.approx([3 * raw[0], 2 * raw[1], raw[2]])
     assert corrected(known.values()) == list(known.values()), "no p is corrected twice"
-    again = [result_from_json(json.loads(json.dumps(r.to_json()))) for r in known.values()]
+    again = [reread(r) for r in known.values()]
     assert [r.p for r in corrected(again)] == [r.p for r in known.values()]
 
 
@@ -229,35 +248,35 @@ def test_interaction_of_a_stack_as_the_paper_reports_it() -> None:
 
 def test_forbidding_keeps_count_of_what_it_cost() -> None:
     found = forbidding(Counts(46, 98), Counts(19, 69, 1), 210, 2)
-    assert (found.detail["rejected"], found.detail["unfiltered"]) == (210, 2)
+    assert (arm(found).rejected, arm(found).unfiltered) == (210, 2)
     assert found.p == pytest.approx(0.015, abs=5e-4)
     assert found.seen == "falls"
 
 
 def test_what_was_never_seen_has_an_upper_end_and_a_price() -> None:
     found = absence(Counts(0, 100), 0.01)
-    assert found["upper"] == pytest.approx(0.037, abs=5e-4)
-    assert found["needed"] == 299
+    assert found.upper == pytest.approx(0.037, abs=5e-4)
+    assert found.needed == 299
     with pytest.raises(ValueError, match="between 0 and 1"):
         absence(Counts(0, 1), 0)
 
 
 def test_awareness_splits() -> None:
     found = awareness(Counts(1, 10), Counts(20, 100))
-    assert (found["aware"]["n"], found["unaware"]["k"]) == (10, 20)
-    assert awareness(Counts(0, 0), Counts(1, 5))["p"] == 1.0
+    assert (found.aware.n, found.unaware.k) == (10, 20)
+    assert awareness(Counts(0, 0), Counts(1, 5)).p == 1.0
 
 
 def test_power_before_payment() -> None:
-    assert plan(0.13, 0.03, 150)["contrast"] == pytest.approx(0.88, abs=0.02)
-    assert plan(0.13, 0.01, 100)["contrast"] == pytest.approx(0.93, abs=0.02)
-    assert plan(0.13, 0.01, 150)["contrast"] == pytest.approx(0.995, abs=0.01)
-    assert plan(0.13, 0.13, 150)["contrast"] == pytest.approx(0.025, abs=0.01)
-    assert plan(0.5, 0.1, 150, k=50)["sentence_sd"] == pytest.approx(0.10, abs=1e-9)
+    assert plan(0.13, 0.03, 150).contrast == pytest.approx(0.88, abs=0.02)
+    assert plan(0.13, 0.01, 100).contrast == pytest.approx(0.93, abs=0.02)
+    assert plan(0.13, 0.01, 150).contrast == pytest.approx(0.995, abs=0.01)
+    assert plan(0.13, 0.13, 150).contrast == pytest.approx(0.025, abs=0.01)
+    assert plan(0.5, 0.1, 150, k=50).sentence_sd == pytest.approx(0.10, abs=1e-9)
     doses = [0, 50, 100, 151, 200, 258]
     distribution = [max(0.005, 1 / (1 + np.exp(-(0.02 * d - 7)))) for d in doses]
-    assert plan(0.13, 0.005, 150, doses, distribution)["trend"] > 0.99
-    assert plan(0.13, 0.01, 150, looks=4)["contrast"] < plan(0.13, 0.01, 150)["contrast"]
+    assert plan(0.13, 0.005, 150, doses, distribution).trend > 0.99
+    assert plan(0.13, 0.01, 150, looks=4).contrast < plan(0.13, 0.01, 150).contrast
 
 
 def table() -> ACH:
@@ -280,7 +299,7 @@ def test_rows_with_a_shared_confound_count_once() -> None:
     for i in range(4):
         found.add(f"again {i}", confounds=("one prompt",), tedium="-")
     assert found.inconsistencies() == {"tedium": 1, "confusion": 1, "defiance": 1, NONE: 1}
-    assert not found.report()["decided"]
+    assert not found.report().decided
     found.add("of itself", confounds=("another",), tedium="-")
     assert found.inconsistencies()["tedium"] == 2
     found.add("ties both", confounds=("one prompt", "another"), tedium="-")
@@ -290,16 +309,16 @@ def test_rows_with_a_shared_confound_count_once() -> None:
 def test_a_test_fills_its_row_from_the_predictions_and_silence_fills_nothing() -> None:
     found = ACH(list(STANDARD.values()))
     (clear,) = counterfactuals(Counts(20, 150), {"clear": Counts(2, 150)})
-    line = found.add(replace(clear, detail={**clear.detail, "role": "clarity"}))
+    line = found.add(replace(clear, detail=replace(clear.detail, role="clarity")))
     assert (line.cells["confusion"], line.cells["tedium"]) == ("consistent", "inconsistent")
     (silent,) = counterfactuals(Counts(20, 150), {"oversight": Counts(19, 150)})
     line = found.add(silent)
     assert set(line.cells.values()) == {"neutral"}
     report = found.report({}, BENIGN)
-    assert report["uninterpretable"] == ["oversight"]
-    assert (report["fewest"], report["verdict"], report["moved"]) == (["confusion"], "confusion", ["confusion"])
-    assert report["benign"]["role-play"] == "not visited"
-    assert report["overturned_by"] == {"confusion": STANDARD["confusion"].overturned_by}
+    assert report.uninterpretable == ("oversight",)
+    assert (report.fewest, report.verdict, report.moved) == (("confusion",), "confusion", ("confusion",))
+    assert report.benign["role-play"] == "not visited"
+    assert report.overturned_by == {"confusion": STANDARD["confusion"].overturned_by}
 
 
 def test_likelihoods_multiply_over_independent_rows_only() -> None:
@@ -328,8 +347,8 @@ def test_a_hypothesis_is_named_only_where_its_move_came(rows: list[dict[str, str
     for i, cells in enumerate(rows):
         found.add(f"row {i}", **cells)
     report = found.report()
-    assert (report["verdict"], report["decided"]) == (verdict, verdict in ("a", "b"))
-    assert says in "\n".join(ach_text(report))
+    assert (report.verdict, report.decided) == (verdict, verdict in ("a", "b"))
+    assert says in str(report)
 
 
 def test_a_test_that_moves_as_nobody_foretold_speaks_for_none_of_these() -> None:
@@ -338,7 +357,7 @@ def test_a_test_that_moves_as_nobody_foretold_speaks_for_none_of_these() -> None
         found.add(test)
     assert found.inconsistencies() == {"a": 2, "b": 2, NONE: 0}
     assert found.lines[2].cells[NONE] == "neutral", "no hypothesis says anything of z"
-    assert found.report()["verdict"] == NOTHING
+    assert found.report().verdict == NOTHING
 
 
 def test_mistakes_in_a_table_are_one_sentence() -> None:

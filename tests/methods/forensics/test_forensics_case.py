@@ -11,6 +11,7 @@ import pytest
 from ramify.base.errors import NeedsError, UserError
 from ramify.cli.main import main
 from ramify.methods.forensics.case import CaseConfig, check_case, intervention, load_case, varied
+from ramify.methods.forensics.experiment import ArmDetail, TestResult
 from ramify.methods.forensics.hypotheses import NONE
 from ramify.methods.forensics.judges import by_pattern
 from ramify.methods.forensics.probes import ask, control, says_of
@@ -57,6 +58,12 @@ def folder(tmp_path: Path, model: str = "tedious", more: str = "") -> Path:
     return tmp_path / "case"
 
 
+def detail_of(test: TestResult) -> ArmDetail:
+    """Of a test of an arm."""
+    assert isinstance(test.detail, ArmDetail)
+    return test.detail
+
+
 def verb(capsys: pytest.CaptureFixture, *args: object) -> dict[str, Any]:
     capsys.readouterr()
     code = main(["forensics", *map(str, args), "--json"])
@@ -96,11 +103,11 @@ def test_the_verbs_name_a_known_motive_and_keep_everything(tmp_path: Path, capsy
     assert forbidden["detail"]["rejected"] > 10
     assert forbidden["detail"]["share"] <= 0.05
     control_ = verb(capsys, "control", case, "seen", "--model", "factory:tests.methods.forensics.scripted_organisms:sly")
-    assert control_["seen"]["power"] > 0.95
+    assert control_["controls"]["seen"]["power"] > 0.95
     assert (
-        verb(capsys, "control", case, "clear", "--model", "factory:tests.methods.forensics.scripted_organisms:unclear")["clear"][
-            "power"
-        ]
+        verb(capsys, "control", case, "clear", "--model", "factory:tests.methods.forensics.scripted_organisms:unclear")[
+            "controls"
+        ]["clear"]["power"]
         > 0.9
     )
     found = verb(capsys, "ach", case)
@@ -150,7 +157,7 @@ def test_no_motive_is_named_where_no_factor_moves(tmp_path: Path, capsys: pytest
     assert found["inconsistencies"] == {"tedium": 1, "confusion": 1, "evasion": 1, "cue": 0, NONE: 0}
     assert main(["forensics", "report", str(case), "--out", str(case / "report.md")]) == 0
     text = (case / "report.md").read_text()
-    assert text.splitlines()[2] == "**Nothing stands out.** No move came that a hypothesis foretells."
+    assert "Nothing stands out. No move came that a hypothesis foretells." in text
     assert "neither cleared nor named: cue." in text
 
 
@@ -159,12 +166,12 @@ def test_a_control_must_fire_and_is_not_replaced_silently(tmp_path: Path, capsys
     case = folder(tmp_path, "flat")
     verb(capsys, "counterfactual", case, "seen", "--n", "150")
     seen = lambda: verb(capsys, "report", case)["tests"][0]["seen"]  # noqa: E731
-    quiet = verb(capsys, "control", case, "seen", *known_agent("unclear"), "--n", "10")["seen"]
+    quiet = verb(capsys, "control", case, "seen", *known_agent("unclear"), "--n", "10")["controls"]["seen"]
     assert (quiet["fired"], quiet["power"], seen()) == (False, 0.0, "uninterpretable")
     assert main(["forensics", "control", str(case), "seen", *known_agent("unclear"), "--n", "10"]) == 0
     assert "a silence of seen stays uninterpretable" in capsys.readouterr().out
-    assert verb(capsys, "control", case, "seen", *known_agent("sly"), "--n", "20")["seen"]["fired"]
-    assert verb(capsys, "control", case, "seen", *known_agent("sly"), "--n", "60")["seen"]["power"] > 0.9
+    assert verb(capsys, "control", case, "seen", *known_agent("sly"), "--n", "20")["controls"]["seen"]["fired"]
+    assert verb(capsys, "control", case, "seen", *known_agent("sly"), "--n", "60")["controls"]["seen"]["power"] > 0.9
     assert seen() == "same"
     for other, n in (("unclear", 200), ("sly", 20)):
         assert "has a control of 'seen' that fired" in refused(capsys, "control", case, "seen", *known_agent(other), "--n", n)
@@ -235,7 +242,8 @@ def test_questions_are_asked_apart_from_the_environment(tmp_path: Path, capsys: 
         with pytest.raises(NeedsError, match="names no judge"):
             says_of(opened, "x", True)
         found = ask(opened, "own", "What should it do?", by_pattern("never"), n=2)
-        assert found["rate"]["k"] == 0
+        assert found.rate is not None
+        assert found.rate.k == 0
 
 
 def test_a_control_by_instruction_and_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -249,7 +257,7 @@ def test_a_control_by_instruction_and_a_judge(tmp_path: Path, capsys: pytest.Cap
         assert found["seen"].power < 0.5, "told not to care, it no longer hides"
         assert opened.results()[0].control == found["seen"]
         says = says_of(opened, "says that the task is huge", True)
-        assert opened.forbid("huge", says).detail["rejected"] > 0
+        assert (detail_of(opened.forbid("huge", says)).rejected or 0) > 0
         with pytest.raises(UserError, match="another model, or an instruction"):
             control(opened, lambda known: [], "", "")
 
@@ -289,7 +297,7 @@ def test_a_proposer_is_a_guess_and_init_writes_a_case(tmp_path: Path, capsys: py
     assert main(["forensics", "propose", str(case), "--proposer", "factory:tests.methods.forensics.scripted_organisms:mute"]) == 1
     assert "fewer than two hypotheses" in capsys.readouterr().err
     assert main(["forensics", "init", str(tmp_path / "new"), "--env", "tedious-repair", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"case": str(tmp_path / "new" / "case.toml")}
+    assert json.loads(capsys.readouterr().out)["case"] == str(tmp_path / "new" / "case.toml")
     config = load_case(tmp_path / "new")
     assert (config.fields["errors"].baseline, config.fields["errors"].values) == (258, [64, 129, 194, 258])
     assert config.variants["instruction-clear"].set == {"instruction": "clear"}
@@ -302,7 +310,7 @@ def test_an_intervention_touches_its_field_only(tmp_path: Path) -> None:
     environment = organisms.environment()
     task = next(iter(environment.task_set("eval", 1)))
     told = intervention(environment, config, task, {"instruction": "clear"})
-    assert "system" not in told["diff"]
+    assert "system" not in told.diff
     strict = config.model_copy(
         update={"fields": {**config.fields, "instruction": config.fields["instruction"].model_copy(update={"shows": ["system"]})}}
     )
@@ -405,9 +413,9 @@ def test_failures_are_invalid_runs_and_tried_again(tmp_path: Path) -> None:
 
     with Case(folder(tmp_path), behavior=broken) as case:
         found = case.baseline(3)
-        assert (found["rate"], found["invalid_share"], found["failures"]) == (None, 1.0, {"no verdict": 3})
+        assert (found.rate, found.invalid_share, found.failures) == (None, 1.0, {"no verdict": 3})
     with Case(tmp_path / "case") as case:
-        assert case.baseline(3)["invalid"] == 0
+        assert case.baseline(3).invalid == 0
 
 
 @pytest.mark.slow
@@ -486,7 +494,7 @@ def test_a_variant_that_lowers_the_effort_speaks_for_tedium(tmp_path: Path) -> N
     few = '[variants.few]\nset = { errors = 50 }\n[variants.mixed]\nset = { errors = 50, reviewer = "present" }\nstack = true'
     with Case(folder(tmp_path, more=few)) as case:
         found, mixed = case.counterfactual(["few", "mixed"])[:2]
-        assert (found.seen, found.detail["role"], found.detail["lowered"], mixed.detail["role"]) == ("falls", "effort", True, "")
+        assert (found.seen, found.detail.role, found.detail.lowered, mixed.detail.role) == ("falls", "effort", True, "")
         (line,) = table_of(case.config, [found]).lines
         assert (line.cells["tedium"], line.cells["confusion"]) == ("consistent", "inconsistent")
 

@@ -59,7 +59,7 @@ def test_a_log_in_which_nothing_differs_says_so(tmp_path: Path, capsys: pytest.C
     [
         ([{"id": "x"}], ":1: an object with the keys 'id', which is of no format known here"),
         ([{"messages": []}], ":1: 'messages' must be a list"),
-        ([{"messages": [{"role": "user", "content": "x"}], "fields": 3}], ":1: 'fields' must be an object"),
+        ([{"messages": [{"role": "user", "content": "x"}], "fields": 3}], ":1: 'fields' must be a table"),
         ([], "holds no"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.cli.main import main
 from ramify.methods.forensics.case import load_case
+from ramify.methods.forensics.found import ComparedTexts, NotesMove
 from ramify.methods.forensics.judges import by_pattern
-from ramify.methods.forensics.report import words_text
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.words import agreement, audit_notes, scale, self_report, shuffled, user_turn
 from tests.methods.forensics.test_forensics_case import folder, refused, verb
@@ -43,7 +44,10 @@ def test_words_that_go_with_the_behaviour_are_told_apart(tmp_path: Path, capsys:
         assert [one.name for one in opened.results()] == ["notes notes"], (
             "whether the requirement moves the rate is a test of the case"
         )
-        assert all(one["p"] == pytest.approx(min(1, 3 * one["p_raw"]), rel=3) for one in opened.report()["probes"])
+        assert all(
+            isinstance(one, ComparedTexts) and one.p == pytest.approx(min(1, 3 * one.p_raw), rel=3)
+            for one in opened.report().probes
+        )
 
 
 def test_words_that_do_not_go_with_it_are_not(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -52,9 +56,9 @@ def test_words_that_do_not_go_with_it_are_not(tmp_path: Path, capsys: pytest.Cap
     assert main(["forensics", "self-report", str(case), "review", "passes", "--n", "8"]) == 0
     assert "nothing stands out: texts for the runs that did it" in capsys.readouterr().out.lower()
     with Case(case) as opened:
-        assert self_report(opened, "own", "Write the self-review.", by_pattern("hid"))["p"] == 1.0
-        assert user_turn(opened, "turn", by_pattern("Thanks"))["p"] == 1.0
-        assert audit_notes(opened, "notes", by_pattern("the task"))["p"] == 1.0
+        assert self_report(opened, "own", "Write the self-review.", by_pattern("hid")).p == 1.0
+        assert user_turn(opened, "turn", by_pattern("Thanks")).p == 1.0
+        assert audit_notes(opened, "notes", by_pattern("the task")).p == 1.0
 
 
 def test_a_required_note_that_moves_the_rate_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -64,9 +68,11 @@ def test_a_required_note_that_moves_the_rate_is_said(tmp_path: Path, capsys: pyt
         with pytest.raises(UserError, match=r"no run that did it wrote a note"):
             audit_notes(opened, "silent", by_pattern("x"), require="Be brief.")
         found = audit_notes(opened, "notes", by_pattern("work"))
-        assert found["moved"]["p"] > 0.05
-    text = "\n".join(words_text([found | {"moved": {"moved": True, "change": -0.4, "p": 0.001}, "looks": 1}]))
-    assert "asking for notes itself moves the rate (-40 points)" in text
+        assert found.moved is not None
+        assert found.moved.p > 0.05
+    assert not found.caveats
+    (caveat,) = replace(found, moved=NotesMove(0.001, -0.4, True)).caveats
+    assert "asking for notes itself moves the rate (-40 points)" in caveat
 
 
 def test_a_model_with_tokens_continues_in_the_users_place(tmp_path: Path) -> None:
@@ -83,7 +89,7 @@ def test_a_model_with_tokens_continues_in_the_users_place(tmp_path: Path) -> Non
         opened.baseline()
         before = len(seen)
         found = user_turn(opened, "turn", by_pattern("."), most=3)
-    assert found["how"] == "continuation"
+    assert found.how == "continuation"
     assert len(seen) == before + 6
     assert all(roles[-2:] != ["assistant", "user"] or roles[-1] == "user" for roles in seen[before:])
 
@@ -108,8 +114,8 @@ def test_graded_scales_and_their_calibration(tmp_path: Path, capsys: pytest.Capt
     assert found["agreement"]["within_one"] == 1.0
     assert found["agreement"]["p"] < 0.01
     for line, sentence in (
-        ('{"leaf": 3, "grade": 3}', "labels.jsonl:1: 'leaf' must be text"),
-        (json.dumps({"leaf": runs[0].leaf, "grade": 6}), "'grade' must be from 1 to 5, not 6"),
+        ('{"leaf": 3, "grade": 3}', "labels.jsonl:1: 'leaf' must be text, not 3"),
+        (json.dumps({"leaf": runs[0].leaf, "grade": 6}), "'grade' must be 1, 2, 3, 4 or 5, not 6"),
         ("\n".join([json.dumps({"leaf": runs[0].leaf, "grade": 3})] * 2), "is graded twice"),
         (json.dumps({"leaf": runs[0].leaf, "grade": 3}), "agreement needs at least 2"),
     ):
@@ -127,10 +133,10 @@ def test_a_judge_without_a_grade_is_a_failure(tmp_path: Path, capsys: pytest.Cap
 
 def test_agreement_and_shuffles_have_their_closed_forms() -> None:
     same = agreement([1, 2, 3, 4, 5] * 4, [1, 2, 3, 4, 5] * 4)
-    assert (same["kappa"], same["equal"], same["spearman"]) == (1.0, 1.0, 1.0)
-    assert same["p"] == 0.001
-    assert agreement([1, 5] * 5, [5, 1] * 5)["kappa"] == pytest.approx(-1.0)
-    assert agreement([3, 3, 3], [3, 3, 3])["kappa"] == 1.0
+    assert (same.kappa, same.equal, same.spearman) == (1.0, 1.0, 1.0)
+    assert same.p == 0.001
+    assert agreement([1, 5] * 5, [5, 1] * 5).kappa == pytest.approx(-1.0)
+    assert agreement([3, 3, 3], [3, 3, 3]).kappa == 1.0
     rng = np.random.default_rng(0)
     false = [shuffled(rng.integers(1, 6, 12).astype(float), rng.integers(1, 6, 12).astype(float), i) <= 0.05 for i in range(200)]
     assert sum(false) <= 20  # 10 wanted

@@ -21,7 +21,7 @@ def test_a_reflection_moves_the_rate_and_a_neutral_sentence_does_not(tmp_path: P
     (test,) = verb(capsys, "reflect", case, "honesty", "I want to be honest.", "--k", "30")["tests"]
     assert (test["name"], test["seen"], test["detail"]["hits"]) == ("reflect honesty", "falls", 0)
     assert test["confounds"] == ["off-policy: at most an upper bound"]
-    unedited, neutral = test["detail"]["unedited"], test["detail"]["base"]
+    unedited, neutral = test["detail"]["reflection"]["unedited"], test["detail"]["base"]
     assert unedited[1] == neutral[1] == 30
     assert min(unedited[0], neutral[0]) > 20
     again = verb(capsys, "reflect", case, "honesty", "I want to be honest.", "--k", "30")

@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.forensics.logs import read_log as read_log
     from ramify.methods.forensics.probes import ask as ask
     from ramify.methods.forensics.probes import control as control
-    from ramify.methods.forensics.report import as_text as as_text
     from ramify.methods.forensics.report import table_of as table_of
     from ramify.methods.forensics.run import Case as Case
 else:
@@ -48,7 +47,7 @@ else:
             "case": "CaseConfig",
             "run": "Case",
             "probes": "ask control",
-            "report": "table_of as_text",
+            "report": "table_of",
             "logs": "read_log by_field",
             "ramify.methods.forensics.experiment": "TestResult Control corrected counterfactuals dose_response stacked absence",
             "ramify.methods.forensics.hypotheses": "ACH NONE Hypothesis",

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from ramify.methods.forensics.experiment import ALPHA, TestResult, counterfactuals
+from ramify.methods.forensics.experiment import ALPHA, ArmDetail, TestResult, counterfactuals
 from ramify.methods.forensics.trend import trend_power
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import holm
-from ramify.stats.intervals import normal_quantile, wilson
+from ramify.stats.intervals import Interval, normal_quantile, wilson
 from ramify.stats.power import power_of_difference, sample_size
 from ramify.stats.tests import fisher, two_proportions
 
@@ -72,36 +71,73 @@ def forbidding(base: Counts, filtered: Counts, rejected: int, unfiltered: int, n
     """Repeated resampling: traces without a class of sentences against the baseline;
     ``unfiltered`` ones ran out of resamples [3.4, 2]."""
     (result,) = counterfactuals(base, {name: filtered}, kind="forbid")
-    more = {"rejected": rejected, "unfiltered": unfiltered, "unfiltered_share": unfiltered / max(1, filtered.forks)}
-    return replace(result, detail={**result.detail, **more})
+    assert isinstance(result.detail, ArmDetail)
+    left_out = unfiltered / max(1, filtered.forks)
+    detail = replace(result.detail, rejected=rejected, unfiltered=unfiltered, unfiltered_share=left_out)
+    return replace(result, detail=detail)
 
 
-def awareness(aware: Counts, unaware: Counts) -> dict[str, Any]:
-    """Rates of the runs that speak of being tested and of those that do not, and Fisher's p of their difference [3.5]."""
+@dataclass(frozen=True)
+class AwareSide:
+    """Runs with the behaviour among those of one side."""
+
+    k: int
+    n: int
+    interval: Interval
+
+    @classmethod
+    def of(cls, counts: Counts) -> AwareSide:
+        """Of counts."""
+        return cls(counts.k, counts.n, wilson(counts.k, counts.n))
+
+
+@dataclass(frozen=True)
+class Awareness:
+    """Runs that speak of being tested, those that do not, and Fisher's p of their difference [3.5]."""
+
+    aware: AwareSide
+    unaware: AwareSide
+    p: float
+
+
+def awareness(aware: Counts, unaware: Counts) -> Awareness:
+    """Of counts of both sides; p is 1 where one is empty."""
     p = fisher(aware.k, aware.n, unaware.k, unaware.n) if aware.n and unaware.n else 1.0
-    sides = {
-        name: {"k": c.k, "n": c.n, "interval": list(wilson(c.k, c.n))} for name, c in (("aware", aware), ("unaware", unaware))
-    }
-    return sides | {"p": p}
+    return Awareness(AwareSide.of(aware), AwareSide.of(unaware), p)
+
+
+@dataclass(frozen=True)
+class DesignPower:
+    """What a design can find; None of what was not asked for."""
+
+    contrast: float
+    """Power to tell two rates apart with ``n`` runs each."""
+    n: int
+    runs: int
+    n_for_80: int | None = None
+    """Runs of a cell for a power of 0.8; None where the rates are equal."""
+    trend: float | None = None
+    sentence_sd: float | None = None
+    sentence_detectable: float | None = None
 
 
 def plan(
     base: float, other: float, n: int, doses: Sequence[float] = (), shares: Sequence[float] = (), k: int = 0, looks: int = 1
-) -> dict[str, Any]:
+) -> DesignPower:
     """What a design can find, before it is paid for: a contrast of two rates with n runs each,
     a trend over doses, a sentence at k forks.
 
     ``looks``: tests made together, each at ALPHA / looks (Bonferroni, the worst case of Holm).
     """
     level = 1 - ALPHA / max(1, looks)
-    found: dict[str, Any] = {"contrast": power_of_difference(base, other, n, n, level), "n": n, "runs": 2 * n}
-    if base != other:
-        found["n_for_80"] = sample_size(base, other, 0.8, level)
-    if doses:
-        rates = list(shares) or np.linspace(other, base, len(doses)).tolist()
-        found["trend"] = trend_power(rates, [n] * len(doses), doses, level)
-        found["runs"] += n * len(doses)
-    if k:
-        sd = math.sqrt(2 * base * (1 - base) / k)
-        found |= {"sentence_sd": sd, "sentence_detectable": (normal_quantile(level) + normal_quantile(0.6)) * sd}
-    return found
+    rates = list(shares) or np.linspace(other, base, len(doses)).tolist()
+    sd = math.sqrt(2 * base * (1 - base) / k) if k else None
+    return DesignPower(
+        contrast=power_of_difference(base, other, n, n, level),
+        n=n,
+        runs=2 * n + n * len(doses),
+        n_for_80=None if base == other else sample_size(base, other, 0.8, level),
+        trend=trend_power(rates, [n] * len(doses), doses, level) if doses else None,
+        sentence_sd=sd,
+        sentence_detectable=None if sd is None else (normal_quantile(level) + normal_quantile(0.6)) * sd,
+    )

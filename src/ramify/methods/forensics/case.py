@@ -18,7 +18,7 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.ids import canonical_json
 from ramify.env.protocol import Environment, Task
 from ramify.methods.forensics.ach import BENIGN, STANDARD
-from ramify.methods.forensics.experiment import Move
+from ramify.methods.forensics.experiment import FieldChange, Intervention, Move
 from ramify.methods.forensics.factors import Factor, FactorEnvironment, first_screen
 from ramify.methods.forensics.hypotheses import Hypothesis
 from ramify.methods.forensics.judges import find_behaviour
@@ -184,7 +184,7 @@ def pieces(environment: Environment, task: Task) -> dict[str, str]:
     return first_screen(environment, task) if describe is None else dict(describe(task))
 
 
-def intervention(environment: Environment, config: CaseConfig, task: Task, changes: Mapping[str, Any]) -> dict[str, Any]:
+def intervention(environment: Environment, config: CaseConfig, task: Task, changes: Mapping[str, Any]) -> Intervention:
     """One intervention as a record: the values before and after, and the diff of all text the agent is shown.
 
     Raises UserError where a piece of text changes that none of the fields may change.
@@ -206,11 +206,16 @@ def intervention(environment: Environment, config: CaseConfig, task: Task, chang
             old.splitlines(), new.splitlines(), f"{piece}, baseline", f"{piece}, changed", lineterm="", n=1
         )
     values = {
-        name: {"before": base.data[name], "after": value}
+        name: FieldChange(_plain(base.data[name]), _plain(value))
         for name, value in changes.items()
         if canonical_json(base.data[name]) != canonical_json(value)
     }
-    return {"fields": values, "diff": "\n".join(lines)}
+    return Intervention(values, "\n".join(lines))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it: what a case's file holds besides (a date) becomes text."""
+    return json.loads(json.dumps(value, default=str))
 
 
 def skeleton(env: str, model: str, environment: Environment, behavior: str) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.seeds import derive_key
@@ -24,12 +25,21 @@ from ramify.score.judge import Judge
 from ramify.trace.segment import By, sentences
 
 
+@dataclass(frozen=True)
+class SentenceFilter:
+    """What was done to a sample, as its data hold it under ``forbid``."""
+
+    rejected: int
+    unfiltered: bool
+    """Whether a sentence of the class stayed."""
+
+
 class Filtered:
     """``inner`` without the sentences of which ``judge`` says yes. ``name`` and that of the judge, which its pattern or
     description is in, name the class in the identity.
 
     A position where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the sample is flagged:
-    its data hold ``{"forbid": {"rejected", "unfiltered"}}``. ``ledger`` has what the judge cost. The log-probs are those of
+    its data hold a :class:`SentenceFilter`. ``ledger`` has what the judge cost. The log-probs are those of
     ``inner``, not of the filtered distribution. Raises NeedsError where ``inner`` cannot continue inside a message.
     """
 
@@ -66,10 +76,8 @@ class Filtered:
             (completion,) = await self.inner.sample(replace(prefix, tokens=np.concatenate(so_far)), 1, left, [own])
             cut = None if tries >= self.redraws else await self._first(completion)
             if cut is None:
-                return _joined(
-                    [*kept, completion],
-                    {"rejected": rejected, "unfiltered": tries >= self.redraws and await self._first(completion) is not None},
-                )
+                stays = tries >= self.redraws and await self._first(completion) is not None
+                return _joined([*kept, completion], SentenceFilter(rejected, stays))
             rejected += 1
             tries = tries + 1 if cut == 0 else 1
             if cut:
@@ -96,9 +104,9 @@ def _upto(completion: Completion, length: int) -> Completion:
     return replace(completion, text=completion.text[: int(completion.ends[length - 1])], **arrays)
 
 
-def _joined(completions: Sequence[Completion], record: dict[str, object]) -> Completion:
+def _joined(completions: Sequence[Completion], record: SentenceFilter) -> Completion:
     last = completions[-1]
-    data = {**(last.data or {}), "forbid": record}
+    data = {**(last.data or {}), "forbid": codec.to_json(record)}
     if len(completions) == 1:
         return replace(last, data=data)
     ends, texts, at = [], "", 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from ramify.base.errors import UserError, nearest
 from ramify.methods.forensics.experiment import Move, TestResult
+from ramify.render.numbers import number
+from ramify.render.result import Result, Section, table
 
 Cell = Literal["consistent", "inconsistent", "neutral", "weak"]
 _TURNED: dict[Move, Move] = {"rises": "falls", "falls": "rises", "same": "same"}
@@ -40,8 +42,8 @@ class Hypothesis:
         """
         if (named := self.predicts.get(result.name)) is not None:
             return named
-        found = self.predicts.get(str(result.detail.get("role", "")))
-        return _TURNED[found] if found is not None and result.detail.get("lowered") else found
+        found = self.predicts.get(result.detail.role)
+        return _TURNED[found] if found is not None and result.detail.lowered else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,29 +165,88 @@ class ACH:
                 out[h] *= 1.0 if line is None else line.likelihood.get(h, 1.0)
         return out
 
-    def report(self, benign: Mapping[str, str] | None = None, checklist: Iterable[str] = ()) -> dict[str, Any]:
+    def report(self, benign: Mapping[str, str] | None = None, checklist: Iterable[str] = ()) -> EvidenceTable:
         """The table with its caveats: a verdict is never shown without its rows. ``benign`` says what was done about explanations
         of ``checklist``."""
-        counts, visited = self.inconsistencies(), benign or {}
-        named = self.fewest()
-        silent = [line.name for line in self.lines if line.note.startswith("uninterpretable")]
-        return {
-            "rows": [
-                {"name": x.name, "statement": x.statement, "cells": dict(x.cells), "confounds": list(x.confounds), "note": x.note}
-                for x in self.lines
-            ],
-            "groups": [[self.lines[i].name for i in rows] for rows in self.groups()],
-            "inconsistencies": counts,
-            "fewest": named,
-            "verdict": self.verdict(),
-            "decided": self.verdict() in self.hypotheses,
-            "moved": self.moved(),
-            "untested": self.untested(),
-            "uninterpretable": silent,
-            "benign": {name: visited.get(name, "not visited") for name in checklist},
-            "overturned_by": {h: what for h in named if h != NONE and (what := self.hypotheses[h].overturned_by)},
-            "likelihoods": self.likelihoods() if any(line.likelihood for line in self.lines) else None,
-        }
+        named, visited = self.fewest(), benign or {}
+        return EvidenceTable(
+            rows=tuple(self.lines),
+            groups=tuple(tuple(self.lines[i].name for i in rows) for rows in self.groups()),
+            inconsistencies=self.inconsistencies(),
+            fewest=tuple(named),
+            verdict=self.verdict(),
+            decided=self.verdict() in self.hypotheses,
+            moved=tuple(self.moved()),
+            untested=tuple(self.untested()),
+            uninterpretable=tuple(line.name for line in self.lines if line.note.startswith("uninterpretable")),
+            benign={name: visited.get(name, "not visited") for name in checklist},
+            overturned_by={h: what for h in named if h != NONE and (what := self.hypotheses[h].overturned_by)},
+            likelihoods=self.likelihoods() if any(line.likelihood for line in self.lines) else None,
+        )
+
+
+@dataclass(frozen=True)
+class EvidenceTable(Result):
+    """The table of competing hypotheses."""
+
+    rows: tuple[Line, ...]
+    groups: tuple[tuple[str, ...], ...]
+    """Rows that hang together through shared confounds."""
+    inconsistencies: Mapping[str, int]
+    fewest: tuple[str, ...]
+    verdict: str
+    decided: bool
+    moved: tuple[str, ...]
+    untested: tuple[str, ...]
+    uninterpretable: tuple[str, ...]
+    """Tests that were silent and have no positive control."""
+    benign: Mapping[str, str]
+    overturned_by: Mapping[str, str]
+    likelihoods: Mapping[str, float] | None
+
+    @property
+    def sentence(self) -> str:
+        """What the table comes to, in a sentence or two."""
+        named = ", ".join(self.fewest)
+        if not self.rows:
+            return "There is no evidence yet."
+        if self.verdict == NOTHING:
+            why = "No move came that a hypothesis foretells."
+            if self.moved:
+                why = f"More speaks against {', '.join(self.moved)} than against '{NONE}'."
+            if not any(row.cells[NONE] == "consistent" for row in self.rows):
+                why += " Nor is any hypothesis cleared: no test was silent that is known to speak up."
+            return f"Nothing stands out. {why}"
+        if self.verdict != UNDECIDED:
+            return f"Fewest inconsistencies: {named}. The rows of the table are what this rests on."
+        if len(self.fewest) > 1:
+            return f"Several have the fewest inconsistencies: {named}. The evidence does not decide between them."
+        return (
+            f"Fewest inconsistencies of those tested: {named}. An untested hypothesis has no more against it, so nothing is "
+            "decided."
+        )
+
+    def sections(self) -> Iterable[Section]:
+        """The table, what it comes to, the benign explanations."""
+        signs = {cell: sign for sign, cell in SIGNS.items()}
+        counts = self.inconsistencies
+        rows: list[tuple[str | int, ...]] = [
+            (row.name, *(signs[row.cells[name]] for name in counts), ", ".join(row.confounds), row.note) for row in self.rows
+        ]
+        rows.append(("inconsistencies", *counts.values(), "", "rows with a shared confound count once"))
+        overturned = "; ".join(f"{name} if {what}" for name, what in self.overturned_by.items())
+        likely = ", ".join(f"{name} {number(value)}" for name, value in (self.likelihoods or {}).items())
+        untested, silent = ", ".join(self.untested if self.rows else ()), "; ".join(self.uninterpretable)
+        yield Section.of(
+            "Competing hypotheses",
+            table(("evidence", *counts, "confounds", "note"), rows),
+            self.sentence,
+            untested and f"No row tests a move that they foretell, so they are neither cleared nor named: {untested}.",
+            silent and f"Silent without a positive control, so evidence for nothing: {silent}.",
+            likely and f"Likelihoods, one row of each group of shared confounds: {likely}.",
+            overturned and f"Would be overturned: {overturned}.",
+        )
+        yield Section.of("Benign explanations", table(("explanation", "state"), self.benign.items()))
 
 
 def cell_of(result: TestResult, hypothesis: Hypothesis) -> Cell:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ramify.base import codec
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import canonical_json
 from ramify.base.ledger import Ledger
@@ -18,7 +19,7 @@ from ramify.methods.forensics.judges import as_messages, shows
 from ramify.score.judge import Judge
 from ramify.stats.drops import Counts
 from ramify.trace.failures import failures
-from ramify.trace.lines import field, first_record, read_lines
+from ramify.trace.lines import first_record, read_lines
 from ramify.trace.message import Message
 from ramify.trace.sources import opened, run_folder
 from ramify.trace.view import View, views
@@ -67,19 +68,28 @@ def read_log(
     return found
 
 
+@dataclass(frozen=True)
+class LoggedLine:
+    """A line of a log of your own: messages in OpenAI's form, and what was recorded of the run."""
+
+    messages: tuple[dict[str, Any], ...]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    id: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise ValueError("'messages' must be a list of at least one object with role and content")
+
+
 def _of_lines(path: Path, behaviour: Judge, ledger: Ledger | None) -> Iterator[Logged]:
     seen: set[str] = set()
     for number, record in read_lines(path):
-        where = f"{path}:{number}"
-        messages = field(record, "messages", list, where)
-        if not messages or not all(isinstance(m, dict) for m in messages):
-            raise UserError(f"{where}: 'messages' must be a list of at least one object with role and content")
-        name = str(record.get("id", number))
+        line = codec.from_json(LoggedLine, record, f"{path}:{number}")
+        name = str(number if line.id is None else line.id)
         if name in seen:
             continue
         seen.add(name)
-        fields = field(record, "fields", dict, where, {})
-        yield wait_for(_graded(behaviour, as_messages(messages), fields, ledger))
+        yield wait_for(_graded(behaviour, as_messages(line.messages), line.fields, ledger))
 
 
 def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge, ledger: Ledger | None) -> Logged:

@@ -18,7 +18,8 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
 from ramify.methods.forensics import record
-from ramify.methods.forensics.experiment import TestResult, counterfactuals
+from ramify.methods.forensics.experiment import ArmDetail, Reflection, TestResult, counterfactuals
+from ramify.methods.forensics.found import ComparedTexts
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.methods.forensics.words import shuffled, sides
@@ -26,7 +27,7 @@ from ramify.model.protocol import require
 from ramify.rollout.fork import Arm, fork
 from ramify.rollout.stored import task_of
 from ramify.stats.drops import Counts
-from ramify.stats.intervals import proportion
+from ramify.stats.intervals import Proportion
 from ramify.stats.ranking import auroc
 from ramify.trace.node import Node
 from ramify.trace.segment import sentence_offsets
@@ -72,9 +73,10 @@ def reflect(case: Case, name: str, sentence: str, run: Played, turn: int = 0, k:
     edited, unedited, other = wait_for(arms())
     case.run.commit()
     (result,) = counterfactuals(other, {f"reflect {name}": edited}, kind="probe")
-    more = {"leaf": run.leaf, "turn": turn, "said": sentence, "neutral": neutral, "unedited": [unedited.k, unedited.n]}
-    result = replace(result, detail={**result.detail, **more}, confounds=("off-policy: at most an upper bound",))
-    return case.record([result])[0]
+    assert isinstance(result.detail, ArmDetail)
+    reflection = Reflection(run.leaf, turn, sentence, neutral, (unedited.k, unedited.n))
+    detail = replace(result.detail, reflection=reflection)
+    return case.record([replace(result, detail=detail, confounds=("off-policy: at most an upper bound",))])[0]
 
 
 def commitment(
@@ -86,7 +88,7 @@ def commitment(
     above: float | None = None,
     neutral: str = NEUTRAL,
     most: int = 50,
-) -> dict[str, Any]:
+) -> ComparedTexts:
     """How likely the agent is to commit itself: log p of ``phrase`` at the first :data:`FIRST` breaks of every run's reply, the
     highest of them.
 
@@ -127,19 +129,21 @@ def commitment(
     did = np.array([run.behavior is True for run in every])
     values, others = (np.array([one[text] for one in found]) for text in (phrase, neutral))
     line = float(np.median(values)) if above is None else above
-    question = {
-        "name": name,
-        "kind": "log-prob prefill",
-        "question": phrase,
-        "above": line,
-        "rate": proportion(int((values[did] > line).sum()), int(did.sum())),
-        "others": proportion(int((values[~did] > line).sum()), int((~did).sum())),
-        "auroc": auroc(values, did),
-        "auroc_neutral": auroc(others, did),
-        "p_raw": _by_rank(values, did, case.config.seed),
-        "p_neutral": _by_rank(others, did, case.config.seed),
-        "examples": [],
-    }
+    p = _by_rank(values, did, case.config.seed)
+    question = ComparedTexts(
+        name=name,
+        kind="log-prob prefill",
+        question=phrase,
+        above=line,
+        rate=Proportion.of(int((values[did] > line).sum()), int(did.sum())),
+        others=Proportion.of(int((values[~did] > line).sum()), int((~did).sum())),
+        auroc=auroc(values, did),
+        auroc_neutral=auroc(others, did),
+        p_raw=p,
+        p=p,
+        p_neutral=_by_rank(others, did, case.config.seed),
+        examples=(),
+    )
     return record.keep_question(case.run, question)
 
 

@@ -13,18 +13,19 @@ from ramify.env.protocol import Env, Environment, TaskSet
 from ramify.methods.forensics import record
 from ramify.methods.forensics.case import pieces, varied
 from ramify.methods.forensics.experiment import Control, TestResult
+from ramify.methods.forensics.found import AskedQuestion
 from ramify.methods.forensics.judges import by_model, by_pattern, says
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.model.protocol import Model
 from ramify.score.judge import Judge
-from ramify.stats.intervals import proportion
+from ramify.stats.intervals import Proportion
 from ramify.trace.message import Message
 
 
 def ask(
     case: Case, name: str, question: str, answer: Judge, *, run: Played | None = None, n: int = 50, turn: int | None = None
-) -> dict[str, Any]:
+) -> AskedQuestion:
     """Ask the agent a question, and count answers of a kind. The environment is not touched.
 
     Without ``run``: in the third person, a fresh conversation that quotes the task. With a run: a follow-up after its end, or,
@@ -51,7 +52,7 @@ def ask(
 
     case.progress.begin(n, 0, "ask", "answers")
     texts, hits = wait_for(answers())
-    found = {"name": name, "question": question, "rate": proportion(sum(hits), n), "examples": texts[:5]}
+    found = AskedQuestion(name, question, Proportion.of(sum(hits), n), tuple(texts[:5]))
     record.keep(case.run, record.QUESTIONS, found)
     return found
 

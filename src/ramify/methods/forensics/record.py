@@ -6,30 +6,39 @@ A finding's evidence is the whole of it, as the verbs print it; what the report 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.words import plural
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import CaseConfig
-from ramify.methods.forensics.experiment import ALPHA, Control, TestResult, corrected, result_from_json
-from ramify.methods.forensics.report import sentences_text, share_text, table_of
+from ramify.methods.forensics.experiment import ALPHA, Control, TestResult, corrected
+from ramify.methods.forensics.found import AskedQuestion, Baseline, CaseReport, ComparedTexts, Question, ReplyScores, share_text
+from ramify.methods.forensics.report import table_of
 from ramify.stats.evidence import holm
+from ramify.stats.intervals import Proportion
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, Node
-from ramify.trace.schema import stored
 
-Record = Mapping[str, Any]
 KIND = "forensics"
 TESTS, BASELINE, CONTROLS, SENTENCES, QUESTIONS = (KIND, *(f"{KIND} {verb}" for verb in ("run", "control", "resample", "ask")))
 """Makers of findings."""
 SENTENCE = "sentence"
 """What a finding of one sentence is called; that of its whole reply holds them all."""
+
+
+@dataclass(frozen=True)
+class TestControl:
+    """The positive control of a test."""
+
+    test: str
+    control: Control
+    __test__ = False
 
 
 def safe(name: str) -> str:
@@ -38,79 +47,73 @@ def safe(name: str) -> str:
     return plain if plain == name else f"{plain}-{stable_hash(name)[:6]}"
 
 
-@stored
-def found(run: Run, maker: str) -> list[dict[str, Any]]:
-    """All that was found of one sort, by name."""
-    return _ordered(maker, (dict(one.evidence) for one in run.findings(maker=maker) if one.name != SENTENCE))
+def found(run: Run, maker: str) -> list[Any]:
+    """All that was found of one sort, by name. Raises UserError on a stored finding that is none of the sort."""
+    where, of = f"{run.folder}, a finding of {maker}", _SORTS[maker].of
+    stored = (codec.from_json(of, one.evidence, where) for one in run.findings(maker=maker) if one.name != SENTENCE)
+    return _ordered(maker, stored)
 
 
-def keep(run: Run, maker: str, *records: Record) -> None:
+def keep(run: Run, maker: str, *records: Any) -> None:
     """Store what was found, replacing what has the same name, and commit."""
-    everything = _ordered(maker, [*found(run, maker), *map(_plain, records)])
+    everything = _ordered(maker, [*found(run, maker), *records])
     run.conclude(maker, [finding for one in everything for finding in _SORTS[maker].findings(one)])
 
 
-@stored
 def kept_tests(run: Run, newer: Iterable[TestResult] = ()) -> list[TestResult]:
     """Every test kept so far, and ``newer`` ones, by name, corrected over all of them;
     controls that were measured since are put to them."""
     known = controls(run)
-    every = _ordered(TESTS, [*found(run, TESTS), *(_plain(one.to_json()) for one in newer)])
-    return [
-        replace(one, control=known[one.name].at(one)) if one.name in known else one
-        for one in corrected(map(result_from_json, every))
-    ]
+    every: list[TestResult] = _ordered(TESTS, [*found(run, TESTS), *newer])
+    return [replace(one, control=known[one.name].at(one)) if one.name in known else one for one in corrected(every)]
 
 
 def keep_tests(run: Run, newer: Iterable[TestResult] = ()) -> list[TestResult]:
     """Add tests to those stored: all are corrected over their number. Returns :func:`kept_tests`."""
     known = kept_tests(run, newer)
-    keep(run, TESTS, *(one.to_json() for one in known))
+    keep(run, TESTS, *known)
     return known
 
 
-@stored
 def controls(run: Run) -> dict[str, Control]:
     """The positive controls, by the test that they are of."""
-    return {one.pop("test"): Control(**one) for one in found(run, CONTROLS)}
+    return {one.test: one.control for one in found(run, CONTROLS)}
 
 
 def keep_controls(run: Run, measured: Mapping[str, Control]) -> None:
     """Store positive controls, and say of the tests that they are of what they now mean."""
     with run.transaction():
-        keep(run, CONTROLS, *({"test": test, **asdict(one)} for test, one in measured.items()))
+        keep(run, CONTROLS, *(TestControl(test, one) for test, one in measured.items()))
         keep_tests(run)
 
 
-@stored
-def questions(run: Run) -> list[dict[str, Any]]:
+def questions(run: Run) -> list[AskedQuestion]:
     """Questions and counts, by name; comparisons of the two sides corrected over all of them that the case holds (Holm's
     ``p``)."""
-    rows = found(run, QUESTIONS)
-    raw = [one["p_raw"] for one in rows if "p_raw" in one]
+    rows: list[AskedQuestion] = found(run, QUESTIONS)
+    raw = [one.p_raw for one in rows if isinstance(one, ComparedTexts)]
     adjusted = iter(holm(raw))
-    return [one | {"p": next(adjusted), "looks": len(raw)} if "p_raw" in one else one for one in rows]
+    return [replace(one, p=next(adjusted), looks=len(raw)) if isinstance(one, ComparedTexts) else one for one in rows]
 
 
-def keep_question(run: Run, question: Record) -> dict[str, Any]:
+def keep_question(run: Run, question: ComparedTexts) -> ComparedTexts:
     """Store a comparison of the two sides; as :func:`questions` has it then."""
     keep(run, QUESTIONS, question)
-    (own,) = [one for one in questions(run) if one["name"] == question["name"]]
+    (own,) = [one for one in questions(run) if isinstance(one, ComparedTexts) and one.name == question.name]
     return own
 
 
-def report(run: Run, config: CaseConfig) -> dict[str, Any]:
-    """Everything known of a case: baseline, tests, traces, questions, and the table of evidence.
-    ``report.as_text`` writes it out."""
+def report(run: Run, config: CaseConfig) -> CaseReport:
+    """Everything known of a case: baseline, tests, traces, questions, and the table of evidence."""
     results = kept_tests(run)
-    return {
-        "question": config.question,
-        "baseline": next(iter(found(run, BASELINE)), {}),
-        "tests": [result.to_json() for result in results],
-        "traces": found(run, SENTENCES),
-        "probes": questions(run),
-        "ach": table_of(config, results).report(config.benign, BENIGN),
-    }
+    return CaseReport(
+        question=config.question,
+        baseline=next(iter(found(run, BASELINE)), None),
+        tests=tuple(results),
+        traces=tuple(found(run, SENTENCES)),
+        probes=tuple(questions(run)),
+        ach=table_of(config, results).report(config.benign, BENIGN),
+    )
 
 
 def reply_of(run: Run, leaf: str, turn: int) -> Node:
@@ -121,77 +124,74 @@ def reply_of(run: Run, leaf: str, turn: int) -> Node:
     return replies[turn]
 
 
-def _plain(record: Record) -> dict[str, Any]:
-    """``value`` as JSON returns it when read back; values of a case's file that JSON cannot hold (a date) become text."""
-    plain: dict[str, Any] = json.loads(json.dumps(record, default=str))
-    return plain
-
-
-def _ordered(maker: str, records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _ordered(maker: str, records: Iterable[Any]) -> list[Any]:
     last = {_SORTS[maker].name(one): one for one in records}
     return [last[name] for name in sorted(last, key=lambda name: f"{safe(name)}.")]
 
 
 @dataclass(frozen=True, slots=True)
 class _Sort:
-    """What one maker finds: the name by which a newer one replaces it, and the findings that it becomes."""
+    """What one maker finds: its type, the name by which a newer one replaces it, and the findings that it becomes."""
 
-    name: Callable[[Record], str]
-    findings: Callable[[Record], Iterator[Finding]]
-
-
-def _rate(result: Record) -> float | None:
-    return None if result["rate"] is None else float(result["rate"]["value"])
+    of: Any
+    name: Callable[[Any], str]
+    findings: Callable[[Any], Iterator[Finding]]
 
 
-def _baseline(result: Record) -> Iterator[Finding]:
+def _rate(rate: Proportion | None) -> float | None:
+    return None if rate is None else rate.value
+
+
+def _baseline(result: Baseline) -> Iterator[Finding]:
     """The rate in the incident."""
-    why = f"rate {share_text(result['rate'])}; {plural(result['invalid'], 'invalid run')} ({result['invalid_share']:.0%})"
-    yield Finding("baseline", BASELINE, why, value=_rate(result), unit="rate", evidence=result)
+    yield Finding("baseline", BASELINE, result.sentence, value=_rate(result.rate), unit="rate", evidence=codec.to_json(result))
 
 
-def _test(result: Record) -> Iterator[Finding]:
+def _test(result: TestResult) -> Iterator[Finding]:
     """What was changed, and how far the behaviour moved."""
-    unit = "z" if result["kind"] == "dose" else "change of the rate"
-    why = f"{result['statement']} ({plural(result['n'], 'run')}, corrected p {result['p']:.2g}): {result['seen']}"
-    yield Finding(f"{result['kind']} {result['name']}", TESTS, why, value=result["value"], unit=unit, evidence=result)
+    unit = "z" if result.kind == "dose" else "change of the rate"
+    why = f"{result.statement} ({plural(result.n, 'run')}, corrected p {result.p:.2g}): {result.seen}"
+    evidence = codec.to_json(result)
+    yield Finding(f"{result.kind} {result.name}", TESTS, why, value=result.value, unit=unit, evidence=evidence)
 
 
-def _control(result: Record) -> Iterator[Finding]:
+def _control(result: TestControl) -> Iterator[Finding]:
     """What a test does on an agent that has the property."""
-    did = "fires" if result.get("fired", True) else "does not fire"
-    why = (
-        f"{result['test']} {did} on {result['source']} ({plural(result['n'], 'run')}), its power is at least "
-        f"{result['power']:.2f}"
-    )
-    yield Finding(f"control {result['test']}", CONTROLS, why, value=result["power"], unit="power", evidence=result)
+    test, one = result.test, result.control
+    did = "fires" if one.fired else "does not fire"
+    why = f"{test} {did} on {one.source} ({plural(one.n, 'run')}), its power is at least {one.power:.2f}"
+    evidence = codec.to_json(result)
+    yield Finding(f"control {test}", CONTROLS, why, value=one.power, unit="power", evidence=evidence)
 
 
-def _sentences(result: Record) -> Iterator[Finding]:
+def _sentences(result: ReplyScores) -> Iterator[Finding]:
     """A reply that was forked at its sentences, and those that move the rate, where they begin."""
-    node = result.get("node")
-    yield Finding("sentences", SENTENCES, sentences_text(result), node, evidence=result)
-    for row, offset in zip(result["sentences"], result.get("offsets", ()), strict=False):
-        if row["p"] < ALPHA:
-            why = f"'{row['sentence'][:120]}' moves the rate by {row['held_out']:+.2f} (corrected p {row['p']:.2g})"
-            yield Finding(SENTENCE, SENTENCES, why, node, offset, "", row["held_out"], "change of the rate", row)
+    yield Finding("sentences", SENTENCES, result.verdict, result.node, evidence=codec.to_json(result))
+    for row, offset in zip(result.sentences, result.offsets, strict=False):
+        if row.p < ALPHA:
+            why = f"'{row.sentence[:120]}' moves the rate by {row.held_out:+.2f} (corrected p {row.p:.2g})"
+            evidence = codec.to_json(row)
+            yield Finding(
+                SENTENCE, SENTENCES, why, result.node, offset, "", row.held_out, "change of the rate", evidence=evidence
+            )
 
 
-def _question(result: Record) -> Iterator[Finding]:
+def _question(result: AskedQuestion) -> Iterator[Finding]:
     """How often the agent answers so, which is no cause."""
-    why = f"asked '{result['question'][:120]}', answers of the kind: {share_text(result['rate'])}"
-    if "others" in result:
+    why = f"asked '{result.question[:120]}', answers of the kind: {share_text(result.rate)}"
+    if isinstance(result, ComparedTexts):
         why = (
-            f"{result['kind']} '{result['question'][:120]}': {share_text(result['rate'])} of runs that did it, "
-            f"{share_text(result['others'])} of the others"
+            f"{result.kind} '{result.question[:120]}': {share_text(result.rate)} of runs that did it, "
+            f"{share_text(result.others)} of the others"
         )
-    yield Finding(f"question {result['name']}", QUESTIONS, why, value=_rate(result), unit="rate", evidence=result)
+    evidence = codec.to_json(result)
+    yield Finding(f"question {result.name}", QUESTIONS, why, value=_rate(result.rate), unit="rate", evidence=evidence)
 
 
 _SORTS = {
-    BASELINE: _Sort(lambda result: "", _baseline),
-    TESTS: _Sort(lambda result: str(result["name"]), _test),
-    CONTROLS: _Sort(lambda result: str(result["test"]), _control),
-    SENTENCES: _Sort(lambda result: f"{result['leaf'][:12]}-{result['turn']}", _sentences),
-    QUESTIONS: _Sort(lambda result: str(result["name"]), _question),
+    BASELINE: _Sort(Baseline, lambda result: "", _baseline),
+    TESTS: _Sort(TestResult, lambda result: str(result.name), _test),
+    CONTROLS: _Sort(TestControl, lambda result: str(result.test), _control),
+    SENTENCES: _Sort(ReplyScores, lambda result: f"{result.leaf[:12]}-{result.turn}", _sentences),
+    QUESTIONS: _Sort(Question, lambda result: str(result.name), _question),
 }

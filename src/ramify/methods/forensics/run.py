@@ -19,6 +19,7 @@ from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_s
 from ramify.methods.forensics.case import are_doses, intervention, is_number
 from ramify.methods.forensics.experiment import TestResult, absence, counterfactuals, dose_response, stacked
 from ramify.methods.forensics.filtered import Filtered
+from ramify.methods.forensics.found import Baseline, CaseReport, ReplyScores, SentenceMove
 from ramify.methods.forensics.study import CaseRuns, Played, counted
 from ramify.model.protocol import require
 from ramify.rollout.fork import fork
@@ -27,7 +28,7 @@ from ramify.rollout.run import Episodes
 from ramify.rollout.stored import task_of
 from ramify.score.judge import Judge
 from ramify.stats.drops import Counts
-from ramify.stats.intervals import proportion
+from ramify.stats.intervals import Proportion
 from ramify.stats.tests import homogeneity
 from ramify.trace.node import Node
 from ramify.trace.path import text_between
@@ -37,22 +38,21 @@ from ramify.trace.segment import sentence_offsets
 class Case(CaseRuns):
     """An open case: each test plays what it lacks, and what it found is kept in the case's run."""
 
-    def baseline(self, n: int | None = None) -> dict[str, Any]:
+    def baseline(self, n: int | None = None) -> Baseline:
         """The rate in the incident: invalid runs counted separately, runs that speak of a test too;
         pooled tasks come with a test of homogeneity."""
         runs = self.play("baseline", {}, n)
         counts, graded = counted(runs), Counter(run.tree for run in runs if run.behavior is not None)
         hits = Counter(run.tree for run in runs if run.behavior)
-        found: dict[str, Any] = {
-            "rate": proportion(counts.k, counts.n),
-            "invalid": counts.missing,
-            "invalid_share": counts.missing / len(runs),
-            "failures": dict(Counter(run.failure for run in runs if run.failure).most_common(3)),
-            "awareness": awareness(counted(r for r in runs if r.aware), counted(r for r in runs if not r.aware)),
-            "homogeneity": homogeneity([hits[task] for task in graded], list(graded.values())),
-        }
-        if not counts.k:
-            found["absence"] = absence(counts, self.config.expect or 0.01)
+        found = Baseline(
+            rate=Proportion.of(counts.k, counts.n),
+            invalid=counts.missing,
+            invalid_share=counts.missing / len(runs),
+            failures=dict(Counter(run.failure for run in runs if run.failure).most_common(3)),
+            awareness=awareness(counted(r for r in runs if r.aware), counted(r for r in runs if not r.aware)),
+            homogeneity=homogeneity([hits[task] for task in graded], list(graded.values())),
+            absence=None if counts.k else absence(counts, self.config.expect or 0.01),
+        )
         record.keep(self.run, record.BASELINE, found)
         return found
 
@@ -78,7 +78,7 @@ class Case(CaseRuns):
                     "failures, or leave it out of the doses"
                 )
         found = dose_response(field, values, counts)
-        (kept,) = self.record([replace(found, detail={**found.detail, "role": declared.role})])
+        (kept,) = self.record([replace(found, detail=replace(found.detail, role=declared.role))])
         return kept
 
     def counterfactual(self, names: Sequence[str] = (), n: int | None = None) -> list[TestResult]:
@@ -95,7 +95,7 @@ class Case(CaseRuns):
             change = intervention(self.environment, self.config, next(iter(self.task_set)), changes)
             turned = {(self.config.fields[field].role, self._lowered(field, value)) for field, value in changes.items()}
             role, lowered = turned.pop() if len(turned) == 1 else ("", False)
-            detail = {**result.detail, "role": role, "lowered": lowered, "change": change}
+            detail = replace(result.detail, role=role, lowered=lowered, change=change)
             found.append(replace(result, detail=detail))
         return self.record([*found, *(self._interaction(name, base, arms[name], n) for name in names if len(changed[name]) == 2)])
 
@@ -115,21 +115,20 @@ class Case(CaseRuns):
             self.agent, model=Filtered(self.agent.model, judge, name, by=self.config.sentences, ledger=self.ledger)
         )
         runs = self.play(f"without {name}", {}, n, filtered)
-        kept = [run for run in runs if not (run.forbid or {}).get("unfiltered")]
-        rejected = sum(run.forbid["rejected"] for run in runs if run.forbid)
+        kept = [run for run in runs if run.forbid is None or not run.forbid.unfiltered]
+        rejected = sum(run.forbid.rejected for run in runs if run.forbid)
         found = forbidding(self.base(n), counted(kept), rejected, len(runs) - len(kept), name=f"without {name}")
-        (result,) = self.record([replace(found, detail={**found.detail, "role": "idea"})])
+        (result,) = self.record([replace(found, detail=replace(found.detail, role="idea"))])
         return result
 
-    def report(self) -> dict[str, Any]:
-        """Everything known of the case: baseline, tests, traces, questions, and the table of evidence.
-        ``report.as_text`` writes it out."""
+    def report(self) -> CaseReport:
+        """Everything known of the case: baseline, tests, traces, questions, and the table of evidence."""
         return record.report(self.run, self.config)
 
     def _cell(self, cell: str, changes: Mapping[str, Any], n: int | None) -> Counts:
         return counted(self.play(cell, changes, n))
 
-    def resample(self, run: Played | str, turn: int = 0, k: int = 50) -> dict[str, Any]:
+    def resample(self, run: Played | str, turn: int = 0, k: int = 50) -> ReplyScores:
         """Fork one reply before and after every sentence, k times each: scores, their held-out half, and the curve of rates.
 
         ``run`` is a run or the node it ended at; ``turn`` counts its replies from 0. Raises NeedsError where the model cannot
@@ -158,10 +157,17 @@ class Case(CaseRuns):
                 )
         scores = sentence_scores(found)
         texts = [text_between(node, start, end).strip() for start, end in itertools.pairwise(offsets)]
-        columns = {"score": scores.scores, "sd": scores.sd, "p": scores.p, "held_out": scores.held_out}
-        rows = [{"sentence": text} | {name: float(column[i]) for name, column in columns.items()} for i, text in enumerate(texts)]
-        result = {"leaf": leaf, "turn": turn, "k": k, "rates": scores.rates.tolist(), "sentences": rows}
-        result |= {"order": scores.order.tolist(), "node": node.id, "offsets": offsets}
+        columns = (texts, scores.scores.tolist(), scores.sd.tolist(), scores.p.tolist(), scores.held_out.tolist())
+        result = ReplyScores(
+            leaf=leaf,
+            turn=turn,
+            k=k,
+            rates=tuple(scores.rates.tolist()),
+            sentences=tuple(SentenceMove(*row) for row in zip(*columns, strict=True)),
+            order=tuple(scores.order.tolist()),
+            node=node.id,
+            offsets=tuple(offsets),
+        )
         with self.run.transaction():
             self.run.add(*(counts_annotation(node.id, at, Counts.of(forks.verdicts[at])) for at in offsets))
             record.keep(self.run, record.SENTENCES, result)

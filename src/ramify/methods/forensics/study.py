@@ -11,10 +11,11 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from ramify.base import codec
 from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
@@ -26,6 +27,7 @@ from ramify.methods.forensics import record
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
 from ramify.methods.forensics.experiment import TestResult, corrected
 from ramify.methods.forensics.factors import FactorEnvironment, require_honest
+from ramify.methods.forensics.filtered import SentenceFilter
 from ramify.methods.forensics.judges import by_pattern, find_behaviour, says, shows
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling
@@ -56,8 +58,8 @@ class Played:
     behavior: bool | None
     aware: bool
     failure: str | None = None
-    forbid: Mapping[str, Any] | None = None
-    """Of a run without a class of sentences: how many were rejected, and whether one stayed."""
+    forbid: SentenceFilter | None = None
+    """Of a run without a class of sentences."""
 
 
 def counted(runs: Iterable[Played]) -> Counts:
@@ -160,7 +162,7 @@ class CaseRuns:
                     attempt = await episodes.attempt(tree, task, i // len(tasks))
                     done[key] = await self.grade(cell, episodes, attempt)
                     if done[key].failure is None:
-                        self.run.log("played", key, asdict(done[key]))
+                        self.run.log("played", key, codec.to_json(done[key]))
                     count += 1
                     self.progress.at(count, f"{sum(run.behavior is True for run in done.values())} did it")
             return done[key]
@@ -209,8 +211,9 @@ class CaseRuns:
         """An attempt with its behaviour; one that failed, or that the grader fails on, is invalid."""
         messages = episodes.load(attempt.tree).path(attempt.leaf).messages()
         replies = "\n".join(message.text for message in messages if message.role == "assistant")
-        marks = [mark for turn in attempt.turns if (mark := turn.node.data.get("forbid"))]
-        forbid = {"rejected": sum(m["rejected"] for m in marks), "unfiltered": any(m["unfiltered"] for m in marks)}
+        given = [mark for turn in attempt.turns if (mark := turn.node.data.get("forbid"))]
+        marks = [codec.from_json(SentenceFilter, mark, "what forbade a sentence") for mark in given]
+        forbid = SentenceFilter(sum(mark.rejected for mark in marks), any(mark.unfiltered for mark in marks))
         behavior, failure = None, attempt.failure
         if failure is None:
             behavior, why = await shows(self.behavior, messages, attempt.tree, self.ledger)
@@ -229,7 +232,9 @@ class CaseRuns:
 
     def played(self, cell: str = "") -> dict[str, Played]:
         """The runs that are stored, by key, those of one cell or all; of a cell none of a positive control."""
-        return {e.key: Played(**e.payload) for e in self.run.journal("played") if e.key.startswith(f"{cell}/" if cell else "")}
+        where, start = f"{self.run.folder}, played", f"{cell}/" if cell else ""
+        entries = [entry for entry in self.run.journal("played") if entry.key.startswith(start)]
+        return {entry.key: codec.from_json(Played, entry.payload, where) for entry in entries}
 
     def messages_of(self, played: Played) -> Sequence[Message]:
         """The messages of a run."""

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.progress import gathered
 from ramify.base.seeds import generator
 from ramify.base.waiting import wait_for
 from ramify.methods.forensics import record
-from ramify.methods.forensics.experiment import TestResult, counterfactuals
+from ramify.methods.forensics.experiment import counterfactuals
+from ramify.methods.forensics.found import ComparedTexts, GradeAgreement, NotesMove
 from ramify.methods.forensics.judges import says, transcript
 from ramify.methods.forensics.probes import Instructed
 from ramify.methods.forensics.run import Case
@@ -30,10 +32,10 @@ from ramify.model.protocol import Prefix
 from ramify.rollout.agent import Agent
 from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Asked, Item, Judge, Question, judged
-from ramify.stats.intervals import proportion
+from ramify.stats.intervals import Proportion
 from ramify.stats.ranking import spearman
 from ramify.stats.tests import fisher
-from ramify.trace.lines import field, read_lines
+from ramify.trace.lines import read_lines
 from ramify.trace.message import Message
 
 FORMS: dict[str, str] = {
@@ -70,7 +72,7 @@ def sides(case: Case, most: int) -> dict[bool, list[Played]]:
     return found
 
 
-def self_report(case: Case, name: str, form: str, answer: Judge, most: int = 50) -> dict[str, Any]:
+def self_report(case: Case, name: str, form: str, answer: Judge, most: int = 50) -> ComparedTexts:
     """Ask for a self-report after the end of every run (:data:`FORMS`, or a text of your own), and count those of a kind."""
     request = FORMS.get(form, form)
 
@@ -81,7 +83,7 @@ def self_report(case: Case, name: str, form: str, answer: Judge, most: int = 50)
     return _compared(case, name, "self-report", request, sides(case, most), write, answer)
 
 
-def user_turn(case: Case, name: str, answer: Judge, most: int = 50) -> dict[str, Any]:
+def user_turn(case: Case, name: str, answer: Judge, most: int = 50) -> ComparedTexts:
     """Let the model write the user's next message after every run, and count those of a kind.
 
     A model with tokens and a template continues the text as the user; any other gives a forecast (``how`` says which). Both
@@ -115,7 +117,7 @@ async def _as_user(agent: Agent, sampler: Sampler, messages: Sequence[Message], 
     return template.tokenizer.decode(ids[:-1] if ids and ids[-1] in template.stop_tokens else ids)
 
 
-def audit_notes(case: Case, name: str, answer: Judge, n: int | None = None, require: str = NOTE) -> dict[str, Any]:
+def audit_notes(case: Case, name: str, answer: Judge, n: int | None = None, require: str = NOTE) -> ComparedTexts:
     """Require a note with every action, play the incident so, and count the runs whose notes are of a kind.
 
     ``moved`` is the test that comes first, kept among the case's tests: the requirement against the incident. Where it moves the
@@ -138,12 +140,8 @@ def audit_notes(case: Case, name: str, answer: Judge, n: int | None = None, requ
     async def write(run: Played, i: int) -> str:
         return notes[run.leaf]
 
-    extra = {"moved": _moved(moved), "silent": silent}
-    return _compared(case, name, "audit note", require, spoken, write, answer, **extra)
-
-
-def _moved(moved: TestResult) -> dict[str, Any]:
-    return {"p": moved.p, "change": moved.value, "moved": moved.fired}
+    change = NotesMove(moved.p, moved.value, moved.fired)
+    return _compared(case, name, "audit note", require, spoken, write, answer, moved=change, silent=silent)
 
 
 def _notes(messages: Sequence[Message]) -> str:
@@ -159,7 +157,7 @@ def _compared(
     write: Callable[[Played, int], Awaitable[str]],
     answer: Judge,
     **more: Any,
-) -> dict[str, Any]:
+) -> ComparedTexts:
     """Have a text written for each run, count those of a kind on either side,
     and keep the comparison among the case's questions."""
 
@@ -174,16 +172,18 @@ def _compared(
     case.progress.begin(sum(map(len, runs.values())), 0, kind, "texts")
     texts, hits = wait_for(everything())
     (k, n), (k0, n0) = ((hits[did], len(texts[did])) for did in (True, False))
-    found = {
-        "name": name,
-        "kind": kind,
-        "question": question,
-        "rate": proportion(k, n),
-        "others": proportion(k0, n0),
-        "p_raw": fisher(k, n, k0, n0),
-        "examples": texts[True][:5],
+    p = fisher(k, n, k0, n0)
+    found = ComparedTexts(
+        name=name,
+        kind=kind,
+        question=question,
+        rate=Proportion.of(k, n),
+        others=Proportion.of(k0, n0),
+        p_raw=p,
+        p=p,
+        examples=tuple(texts[True][:5]),
         **more,
-    }
+    )
     return record.keep_question(case.run, found)
 
 
@@ -191,7 +191,7 @@ def _compared(
 # ----------------------------------------------------------------------------------------------------------------
 
 
-def scale(case: Case, name: str, axis: str, labels: Path | None = None, most: int = 50) -> dict[str, Any]:
+def scale(case: Case, name: str, axis: str, labels: Path | None = None, most: int = 50) -> ComparedTexts:
     """Let the case's judge grade runs from 1 to 5 on an axis:
     the means of runs that did it and of the others, and whether they differ.
 
@@ -207,21 +207,22 @@ def scale(case: Case, name: str, axis: str, labels: Path | None = None, most: in
     leaves = list(dict.fromkeys([*graded, *people]))
     grades = dict(zip(leaves, wait_for(_graded(case, judge, leaves)), strict=True))
     did, others = (np.array([grades[run.leaf] for run in runs[side]], float) for side in (True, False))
-    found: dict[str, Any] = {
-        "name": name,
-        "kind": "scale",
-        "question": axis,
-        "mean": float(did.mean()),
-        "mean_others": float(others.mean()),
-        "n": [len(did), len(others)],
-        "p_raw": shuffled(did, others, case.config.seed),
-        "rate": proportion(int((did >= 4).sum()), len(did)),
-        "others": proportion(int((others >= 4).sum()), len(others)),
-        "examples": [],
-        "agreement": agreement([people[leaf] for leaf in people], [grades[leaf] for leaf in people], case.config.seed)
-        if people
-        else None,
-    }
+    p = shuffled(did, others, case.config.seed)
+    by_people, by_judge = ([float(of[leaf]) for leaf in people] for of in (people, grades))
+    found = ComparedTexts(
+        name=name,
+        kind="scale",
+        question=axis,
+        mean=float(did.mean()),
+        mean_others=float(others.mean()),
+        n=(len(did), len(others)),
+        p_raw=p,
+        p=p,
+        rate=Proportion.of(int((did >= 4).sum()), len(did)),
+        others=Proportion.of(int((others >= 4).sum()), len(others)),
+        examples=(),
+        agreement=agreement(by_people, by_judge, case.config.seed) if people else None,
+    )
     return record.keep_question(case.run, found)
 
 
@@ -250,16 +251,22 @@ async def _graded(case: Case, judge: Asked, leaves: Sequence[str]) -> list[float
     return [float(one.value or 0.0) for one in found]
 
 
+@dataclass(frozen=True)
+class PeopleGrade:
+    """A person's grade of the run that ends at ``leaf``."""
+
+    leaf: str
+    grade: Literal[1, 2, 3, 4, 5]
+
+
 def _labels(case: Case, path: Path) -> dict[str, int]:
     found: dict[str, int] = {}
-    for number, row in read_lines(path):
-        where = f"{path}:{number}"
-        leaf, grade = case.run.find(field(row, "leaf", str, where)), field(row, "grade", int, where)
-        if not 1 <= grade <= 5:
-            raise UserError(f"{where}: 'grade' must be from 1 to 5, not {grade}")
+    for number, line in read_lines(path):
+        row = codec.from_json(PeopleGrade, line, f"{path}:{number}")
+        leaf = case.run.find(row.leaf)
         if leaf in found:
-            raise UserError(f"{where}: the run that ends at {leaf[:12]} is graded twice")
-        found[leaf] = grade
+            raise UserError(f"{path}:{number}: the run that ends at {leaf[:12]} is graded twice")
+        found[leaf] = row.grade
     if len(found) < 2:
         raise UserError(f"{path} holds {len(found)} grades, and agreement needs at least 2")
     return found
@@ -275,7 +282,7 @@ def shuffled(did: np.ndarray, others: np.ndarray, seed: int) -> float:
     return float((1 + far.sum()) / (1 + SHUFFLES))
 
 
-def agreement(people: Sequence[float], model: Sequence[float], seed: int = 0) -> dict[str, Any]:
+def agreement(people: Sequence[float], model: Sequence[float], seed: int = 0) -> GradeAgreement:
     """How far a judge's grades are those of people: the share that is equal, that is within one, Cohen's kappa with quadratic
     weights (0: as chance would have it, 1: always), Spearman's rank correlation,
     and p of the kappa by shuffling. Of graded pairs, (n,) each."""
@@ -287,11 +294,11 @@ def agreement(people: Sequence[float], model: Sequence[float], seed: int = 0) ->
 
     rng, seen = generator(seed, "agreement shuffles"), kappa(a)
     p = (1 + sum(kappa(rng.permutation(a)) >= seen - 1e-12 for _ in range(999))) / 1000
-    return {
-        "n": len(a),
-        "equal": float((a == b).mean()),
-        "within_one": float((np.abs(a - b) <= 1).mean()),
-        "kappa": seen,
-        "spearman": spearman(a, b),
-        "p": p,
-    }
+    return GradeAgreement(
+        n=len(a),
+        equal=float((a == b).mean()),
+        within_one=float((np.abs(a - b) <= 1).mean()),
+        kappa=seen,
+        spearman=spearman(a, b),
+        p=p,
+    )
