@@ -45,18 +45,15 @@ async def main(forks, problems):
     config = ScanConfig()
     result = await scan(await forks.sample(problems), forks, config)
     found = summary(result.scanned, config)
-    print(
-        f"{found['wrong']['traces']} wrong, {found['right']['traces']} right; {found['share_of_forks']:.0%} of a full scan's "
-        "forks"
-    )
+    print(f"{found.wrong.traces} wrong, {found.right.traces} right; {found.share_of_forks:.0%} of a full scan's forks")
     for one in result.scanned:
         if one.kept and not one.trace.correct:
             texts = [forks.tokenizer.decode([token]) + " " for token in one.trace.response_ids]
             print(f"\n{one.trace.id}\n{potential_text(picture(one, texts))}")
     table = ablation_table(await ablate(result.scanned, forks), [1])
-    print(f"\nresampled before the cliff minus after it: {table['gap'] or 0:+.2f} over {table['cliffs']} cliffs")
+    print(f"\nresampled before the cliff minus after it: {table.gap or 0:+.2f} over {table.cliffs} cliffs")
     rows = pairs(await examine(result.scanned, forks, config.test, top=5))
-    print(f"{len(rows)} pairs of single tokens to train on; {forks.spent()['forward_tokens']} tokens run")
+    print(f"{len(rows)} pairs of single tokens to train on; {forks.spent().forward_tokens} tokens run")
 
 
 if __name__ == "__main__":

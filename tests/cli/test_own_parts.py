@@ -181,7 +181,7 @@ def test_a_plain_function_verifies_replies(verb, mine: Path, verifier: str) -> N
     found = verb("cliffs", "scan", "--model", "builtin", "--verifier", verifier, "--problems", "problems.jsonl",
                  "--out", "scan.jsonl", "--dry-run", "--json", *sizes[:4])  # fmt: skip
     assert found.code == 0, found.err
-    assert "bill" in found.json
+    assert "cost_estimate" in found.json
 
 
 def test_a_verifier_that_takes_something_else_is_one_sentence(verb, mine: Path) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ramify.base import codec
 from ramify.base.errors import UserError
+from ramify.methods.cliffs.run import TokenPair
+from ramify.stats.drops import Counts
 from ramify_experiments.cliffs import repro
 from ramify_experiments.lab import Checks, ResultCache
 
@@ -47,9 +50,9 @@ def test_a_ratio_without_a_cliff_in_right_replies_is_cut_off() -> None:
 
 def test_an_undefined_control_scores_zero() -> None:
     assert repro._pass(None, 64) == 0.0
-    assert repro._pass({"k": 1, "n": 64}, 64) == 1.0
-    assert repro._pass({"k": 0, "n": 0}, 1) == 0.0
-    assert repro._pass({"k": 16, "n": 64}, 1) == pytest.approx(0.25)
+    assert repro._pass(Counts(1, 64), 64) == 1.0
+    assert repro._pass(Counts(0, 0), 1) == 0.0
+    assert repro._pass(Counts(16, 64), 1) == pytest.approx(0.25)
 
 
 def test_a_size_there_is_none_of() -> None:
@@ -71,7 +74,7 @@ def test_scan_cells_repeat_and_measure_everything(cache: None) -> None:
 @pytest.mark.slow
 def test_training_cells_move_the_model(cache: None) -> None:
     lab = repro.ForkLab(RECIPE, 0)
-    row = {"prompt_ids": lab.problems("demo", 1)[0].prompt_ids, "chosen_id": 1, "rejected_id": 2}
+    row = codec.to_json(TokenPair("a", 1, lab.problems("demo", 1)[0].prompt_ids, 1, 2))
     one, again = (repro.training_cell(RECIPE, 0, [row], 20, 1e-2, 5) for _ in range(2))
     assert one == again
     assert set(one) == {"greedy", "sampled"}
@@ -87,7 +90,7 @@ def test_training_cells_move_the_model(cache: None) -> None:
 
 
 def test_a_pair_is_one_row_with_one_trained_token() -> None:
-    (row,) = repro.pair_rows([{"prompt_ids": [1, 1, 2], "chosen_id": 3, "rejected_id": 16_777_215, "class": "uncertain"}])
+    (row,) = repro.pair_rows([TokenPair("a", 1, (1, 1, 2), 3, 16_777_215, "uncertain")])
     assert row.tokens.tolist() == [1, 1, 2, 3]  # a doubled first token stays, nothing is appended
     assert row.mask.tolist() == [False, False, False, True]
     assert row.token_values["rival"].tolist() == [0, 0, 0, 16_777_215]

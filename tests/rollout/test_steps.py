@@ -60,8 +60,8 @@ def test_the_potential_falls_at_the_step_that_decides(tmp_path: Path) -> None:
         assert abs(before.rate - 0.7) < 0.25
         assert abs(first.rate - 0.7) < 0.25
         assert second == last == Counts(0, 40)
-        assert forks.spent()["forks"] == 120  # the last position is known
-        assert forks.spent()["turns"] == 40 * (3 + 2 + 1)
+        assert forks.spent().forks == 120  # the last position is known
+        assert forks.spent().turns == 40 * (3 + 2 + 1)
         again = asyncio.run(forks.count(trace, 0, 40, "scan"))
         assert again == before  # the same samples, found in the run
         assert asyncio.run(forks.count(trace, 0, 40, "confirm")) != before
@@ -102,10 +102,10 @@ def test_counts_stay_in_the_run_and_a_second_call_samples_the_rest(tmp_path: Pat
         few = measured(Steps(made), 4)
         more = Steps(made)
         assert measured(more, 10)[0] != few[0]
-        assert more.spent()["forks"] == 3 * 6  # four of ten were there, and the last position is known
+        assert more.spent().forks == 3 * 6  # four of ten were there, and the last position is known
         again = Steps(made)
         assert measured(again, 10) == measured(Steps(made), 10)
-        assert again.spent()["forks"] == 0
+        assert again.spent().forks == 0
         run.commit()
         assert [mark.value for mark in run.annotations(name="potential", node=trace.nodes[2])] == [{"k": 0, "n": 10}]
         _, lost = asyncio.run(potential(Steps(made), trace, range(trace.length + 1), UntilLost(6, 1), "other", store))

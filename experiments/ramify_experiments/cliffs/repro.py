@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.seeds import derive_key, generator, uniforms
 from ramify.base.waiting import wait_for
 from ramify.engine.local import LocalModel
@@ -20,9 +21,10 @@ from ramify.env.protocol import Task
 from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, correct, screen
 from ramify.methods.cliffs.forks import Chances, ReplyForks
 from ramify.methods.cliffs.passk import pass_at_k
-from ramify.methods.cliffs.run import CARRY, Examined, ScanConfig, Scanned, ablate, examine, pairs, scan
+from ramify.methods.cliffs.run import CARRY, AblatedCliff, Examined, ScanConfig, Scanned, TokenPair, ablate, examine, pairs, scan
 from ramify.model.protocol import Sampling
 from ramify.rollout.problems import TokenProblem
+from ramify.rollout.steps import ForksSpent
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.group import normalise
 from ramify.stats.drops import Counts, standard_error
@@ -95,9 +97,9 @@ class KnownForks:
         """Probabilities of the tokens."""
         return Chances(self.pi[int(trace.id)])
 
-    def spent(self) -> dict[str, Any]:
+    def spent(self) -> ForksSpent:
         """Nothing is counted."""
-        return {}
+        return ForksSpent()
 
 
 def _known(v: np.ndarray, pi: np.ndarray, seed: int) -> tuple[list[TokenTrace], KnownForks]:
@@ -201,25 +203,25 @@ async def _scan(lab: ForkLab, problems: Sequence[TokenProblem]) -> dict[str, Any
                 "k": [None if c is None else c.k for c in one.trace.potentials],
                 "again": [await _again(one.trace, cliff.t, other, test) for cliff in one.cliffs],
                 **{
-                    name: [cliff.to_json(test) for cliff in cliffs]
+                    name: codec.to_json(cliffs)
                     for name, cliffs in (("faithful", one.cliffs), ("budgeted", two.cliffs), ("same", three.cliffs))
                 },
             }
         )
     return {
         "traces": rows,
-        "ablation": await ablate(unconfirmed, forks, FORKS),
+        "ablation": codec.to_json(await ablate(unconfirmed, forks, FORKS)),
         "spent": {"faithful": _cost_estimate(faithful.spent), "budgeted": _cost_estimate(budgeted.spent)},
     }
 
 
-def _cost_estimate(spent: Mapping[str, Any]) -> dict[str, float]:
+def _cost_estimate(spent: ForksSpent) -> dict[str, float]:
     """Forks of the scan and of its confirmation, and tokens run through the model for both."""
-    by = spent["by_purpose"]
+    by = spent.by_purpose
     return {
         "scan": by["scan"]["forks"],
         "confirm": by.get("confirm", {}).get("forks", 0),
-        "forward_tokens": spent["forward_tokens"],
+        "forward_tokens": spent.forward_tokens,
     }
 
 
@@ -249,10 +251,11 @@ async def _pairs(lab: ForkLab, problems: Sequence[TokenProblem]) -> dict[str, An
     result = await scan(traces, forks, ScanConfig())
     cliffs = [replace(one, cliffs=tuple(one.of("confirmed"))) for one in result.scanned]
     at_cliffs = await examine(cliffs, forks, ZTest(), classes=("uncertain", "sampled_off"))
-    tokens = forks.spent()["forward_tokens"]
+    tokens = forks.spent().forward_tokens
     at_random = await examine([_at_random(one, lab.seed) for one in cliffs], forks, ZTest())
     dense = [await _advantages(one, forks) for one in result.scanned] + [row for one in at_cliffs for row in _tried(one)]
-    return {"cliffs": pairs(at_cliffs), "random": pairs(at_random), "dense": dense, "tokens": tokens}
+    found = {"cliffs": pairs(at_cliffs), "random": pairs(at_random)}
+    return {name: codec.to_json(rows) for name, rows in found.items()} | {"dense": dense, "tokens": tokens}
 
 
 async def _advantages(one: Scanned, forks: ReplyForks) -> dict[str, Any]:
@@ -308,16 +311,16 @@ def _at_random(one: Scanned, seed: int) -> Scanned:
     )
 
 
-def pair_rows(pairs: Sequence[Mapping[str, Any]]) -> list[Row]:
+def pair_rows(pairs: Sequence[TokenPair]) -> list[Row]:
     """One row a pair for the loss ``preference``: the prompt, then the chosen token, which alone is trained on, with its rival.
 
     Nothing is appended (an end of turn would enter the loss), put in front or cut.
     """
     rows = []
     for pair in pairs:
-        tokens = np.array([*pair["prompt_ids"], pair["chosen_id"]], np.int32)
+        tokens = np.array([*pair.prompt_ids, pair.chosen_id], np.int32)
         last = np.arange(len(tokens)) == len(tokens) - 1
-        rows.append(Row(tokens, last, {"rival": np.where(last, pair["rejected_id"], 0).astype(np.float32)}))
+        rows.append(Row(tokens, last, {"rival": np.where(last, pair.rejected_id, 0).astype(np.float32)}))
     return rows
 
 
@@ -326,7 +329,7 @@ def training_cell(
 ) -> dict[str, Any]:
     """Train on ``rows`` by the preference loss until ``shown`` pairs were shown; accuracy afterwards."""
     lab = ForkLab(recipe, seed)
-    made = with_reference(lab.module, pair_rows(rows))
+    made = with_reference(lab.module, pair_rows(codec.from_json(tuple[TokenPair, ...], rows)))
     order = [made[i] for epoch in range(-(-shown // len(made))) for i in generator(seed, "dpo", epoch).permutation(len(made))][
         :shown
     ]
@@ -454,7 +457,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     traces = [trace for cell in done for trace in cell["traces"]]
     _process(checks, plan, process)
     _rates(checks, plan, base, traces)
-    _deletion(checks, plan, [record for cell in done for record in cell["ablation"]])
+    _deletion(checks, plan, [record for cell in done for record in codec.from_json(tuple[AblatedCliff, ...], cell["ablation"])])
     _classes(checks, [cliff for trace in traces for cliff in trace["faithful"]])
     _budget(checks, plan, traces, columns([cell["spent"] for cell in done]))
     if size != "quick":
@@ -533,23 +536,26 @@ def _decide(traces: Sequence[dict[str, Any]]) -> None:
     """Confirm or refute the cliffs of one model: over its whole scan where it is budgeted,
     each at the test's own level where faithful."""
     for name in ("budgeted", "same"):
-        decided = iter(correct([Cliff.from_json(cliff) for trace in traces for cliff in trace[name]], ScanConfig().fdr))
+        found = [codec.from_json(tuple[Cliff, ...], trace[name]) for trace in traces]
+        decided = iter(correct([cliff for cliffs in found for cliff in cliffs], ScanConfig().fdr))
         for trace in traces:
-            trace[name] = [next(decided).to_json(ZTest()) for _ in trace[name]]
+            trace[name] = [next(decided) for _ in trace[name]]
     for trace in traces:
-        for cliff in trace["faithful"]:
-            cliff["status"] = "confirmed" if cliff["confirm"]["p"] < ZTest().alpha else "refuted"
+        trace["faithful"] = [
+            replace(cliff, status="confirmed" if cliff.p is not None and cliff.p < ZTest().alpha else "refuted")
+            for cliff in codec.from_json(tuple[Cliff, ...], trace["faithful"])
+        ]
 
 
-def _of(trace: Mapping[str, Any], *statuses: str, scan: str = "faithful") -> list[dict[str, Any]]:
-    return [cliff for cliff in trace[scan] if not statuses or cliff["status"] in statuses]
+def _of(trace: Mapping[str, Any], *statuses: str, scan: str = "faithful") -> list[Cliff]:
+    return [cliff for cliff in trace[scan] if not statuses or cliff.status in statuses]
 
 
-def _deletion(checks: Checks, plan: _Size, records: Sequence[Mapping[str, Any]]) -> None:
+def _deletion(checks: Checks, plan: _Size, records: Sequence[AblatedCliff]) -> None:
     """First cliffs of wrong replies as they were found, fresh forks; an arm without a position to cut at scores 0."""
     at = {}
     for arm, k in itertools.product(ARMS, (1, 8, 64)):
-        at[arm, k] = np.array([_pass(record[arm], k) for record in records])
+        at[arm, k] = np.array([_pass(record.counts[arm], k) for record in records])
         checks.mean(f"model: first cliff of a wrong reply, pass@{k}, {arm}", at[arm, k])
     gap, n = at["del", 1] - at["keep", 1], len(records)
     interval = bootstrap(gap)
@@ -558,36 +564,36 @@ def _deletion(checks: Checks, plan: _Size, records: Sequence[Mapping[str, Any]])
     checks.paired("model: pass@1, del - random", at["del", 1], at["random", 1], ">", 0.0)
 
 
-def _pass(counts: Mapping[str, int] | None, k: int) -> float:
+def _pass(counts: Counts | None, k: int) -> float:
     """pass@k of an arm; of fewer graded forks than k, that of them all."""
-    return pass_at_k(counts["n"], counts["k"], min(k, counts["n"])) if counts and counts["n"] else 0.0
+    return pass_at_k(counts.n, counts.k, min(k, counts.n)) if counts and counts.n else 0.0
 
 
-def _classes(checks: Checks, cliffs: Sequence[Mapping[str, Any]]) -> None:
+def _classes(checks: Checks, cliffs: Sequence[Cliff]) -> None:
     for kind in KINDS:
-        own = [cliff for cliff in cliffs if cliff["class"] == kind]
+        own = [cliff for cliff in cliffs if cliff.facts.kind == kind]
         checks.value(f"model: {kind} cliffs found", len(own), len(own))
         if own:
-            checks.mean(f"model: {kind}, mean detected drop", [cliff["d"] for cliff in own])
-            checks.mean(f"model: {kind}, mean fresh drop", [cliff["confirm"]["d"] for cliff in own])
-        held, wanted = sum(cliff["status"] == "confirmed" for cliff in own), ("<=", 0.1) if kind == "deterministic" else ()
+            checks.mean(f"model: {kind}, mean detected drop", [cliff.drop for cliff in own])
+            checks.mean(f"model: {kind}, mean fresh drop", [cliff.fresh_drop for cliff in own if cliff.fresh_drop is not None])
+        held, wanted = sum(cliff.status == "confirmed" for cliff in own), ("<=", 0.1) if kind == "deterministic" else ()
         checks.share(f"model: {kind}, share confirmed", held, len(own), *wanted, exact=True)
-    confirmed = [cliff for cliff in cliffs if cliff["status"] == "confirmed"]
-    checks.value("model: confirmed cliffs flagged suspect", sum(cliff["suspect"] for cliff in confirmed), len(confirmed))
-    most = max((cliff["pi_token"] for cliff in confirmed), default=0.0)
+    confirmed = [cliff for cliff in cliffs if cliff.status == "confirmed"]
+    checks.value("model: confirmed cliffs flagged suspect", sum(cliff.suspect for cliff in confirmed), len(confirmed))
+    most = max((cliff.facts.pi or 0.0 for cliff in confirmed), default=0.0)
     checks.value("model: largest probability of a confirmed cliff token", most, len(confirmed))
 
 
 def _budget(
     checks: Checks, plan: _Size, traces: Sequence[Mapping[str, Any]], spent: Mapping[str, Sequence[Mapping[str, int]]]
 ) -> None:
-    confirmed = {(trace["id"], c["t"]): c["pi_token"] for trace in traces for c in _of(trace, "confirmed")}
+    confirmed = {(trace["id"], c.t): c.facts.pi or 0.0 for trace in traces for c in _of(trace, "confirmed")}
     found, kept = (
-        {(trace["id"], c["t"]) for trace in traces for c in _of(trace, "confirmed", scan=name)} for name in ("budgeted", "same")
+        {(trace["id"], c.t) for trace in traces for c in _of(trace, "confirmed", scan=name)} for name in ("budgeted", "same")
     )
     n, hits, same = len(confirmed), len(found & confirmed.keys()), len(kept & confirmed.keys())
     pairs = [(c, a) for trace in traces for c, a in zip(trace["faithful"], trace["again"], strict=True)]
-    again = sum(a for c, a in pairs if c["status"] == "confirmed")
+    again = sum(a for c, a in pairs if c.status == "confirmed")
     saved = 1 - sum(trace["screened"] for trace in traces) / sum(trace["tokens"] + 1 for trace in traces)
     checks.value("screen: share of forks saved", saved, len(traces), ">=", 0.6)
     checks.value("screen: confirmed cliffs lost", sum(pi >= 1 - DELTA for pi in confirmed.values()), n, "<=", 0.0)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ramify.base.errors import UserError
 from ramify.base.ledger import Ledger
@@ -69,6 +69,22 @@ def step_trace(episodes: Episodes, attempt: Attempt) -> StepTrace:
     )
 
 
+@dataclass(frozen=True)
+class ForksSpent:
+    """What forks took: how many, tokens sampled and given, by purpose and in all."""
+
+    forks: int = 0
+    sampled_tokens: int = 0
+    forward_tokens: int = 0
+    """Run through the model: scored ones, given ones that no cache held, and sampled ones."""
+    given_tokens: int = 0
+    turns: int = 0
+    shared: bool = False
+    """Whether the model says what it had cached; else it is taken to share nothing."""
+    by_purpose: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    first_failure: str = ""
+
+
 class Steps:
     """Counts successes of attempts that continue after a step, for :func:`ramify.rollout.potential.potential`.
 
@@ -102,16 +118,9 @@ class Steps:
         kept = [a for a in scored if self.truncated == "graded" or not a.truncated]
         return Counts(sum(bool(a.outcome) for a in kept), len(kept), n - len(scored), len(scored) - len(kept))
 
-    def spent(self) -> dict[str, Any]:
+    def spent(self) -> ForksSpent:
         """What was spent: forks, turns and tokens sampled; ``forward_tokens`` are the latter,
         as prompts are counted by the model alone."""
         forks, sampled, turns = (int(self.ledger.total(unit)) for unit in ("forks", "sampled_tokens", "turns"))
-        return {
-            "forks": forks,
-            "sampled_tokens": sampled,
-            "forward_tokens": sampled,
-            "turns": turns,
-            "shared": False,
-            "by_purpose": self.ledger.to_json()["spent"],
-            "first_failure": self.first_failure,
-        }
+        by = self.ledger.to_json()["spent"]
+        return ForksSpent(forks, sampled, sampled, turns=turns, by_purpose=by, first_failure=self.first_failure)

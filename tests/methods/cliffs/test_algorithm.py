@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.methods.cliffs.algorithm import (
     H_STAR,
@@ -119,12 +120,20 @@ def test_confirmation_and_the_bound() -> None:
     assert not first.suspect
     assert second.suspect  # 0.39 cannot be lost at a token of probability 0.995
     assert second.fresh_drop == pytest.approx(50 / 128)
-    assert Cliff.from_json(second.to_json(TEST)) == second
+    assert stored(second) == second
     assert correct([], 0.05) == []
     assert correct(found, 0.05) == found  # not checked: nothing is decided
     (unknown,) = correct(confirm(found[:1], [(Counts(0, 0, missing=128), Counts(3, 128))], TEST), 0.05)
     assert (unknown.status, unknown.fresh_drop) == ("found", None)
-    assert Cliff.from_json(json.loads(json.dumps(unknown.to_json(TEST), allow_nan=False))).status == "found"
+    assert stored(unknown).status == "found"
+    with pytest.raises(UserError, match="a cliff cannot be at token 1 since position 1"):
+        codec.from_json(Cliff, codec.to_json(second) | {"t": 1, "start": 1})
+    with pytest.raises(UserError, match="'status'"):
+        codec.from_json(Cliff, codec.to_json(second) | {"status": "sure"})
+
+
+def stored(cliff: Cliff) -> Cliff:
+    return codec.from_json(Cliff, json.loads(json.dumps(codec.to_json(cliff), allow_nan=False)))
 
 
 def test_many_candidates_are_corrected() -> None:
@@ -201,6 +210,5 @@ def test_truncated_forks_make_no_drop_suspect() -> None:
     )
     assert cliff.drop > 1 - 0.92 + 0.1
     assert not cliff.suspect
-    again = Cliff.from_json(json.loads(json.dumps(cliff.to_json(TEST))))
-    assert again == cliff
+    assert stored(cliff) == cliff
     assert replace(cliff, prev=Counts(1170, 1720), cur=Counts(400, 1000)).suspect

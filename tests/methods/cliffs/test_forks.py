@@ -129,12 +129,12 @@ def test_prefixes_are_computed_once() -> None:
     counter = forks()
     asyncio.run(counter.count(TRACE, 2, 50, "scan"))
     spent = counter.spent()
-    assert spent["forks"] == 50
-    assert spent["given_tokens"] == 50 * 4
-    assert spent["sampled_tokens"] == 50
-    assert spent["forward_tokens"] == 50 + 4  # the prefix once
-    assert spent["shared"] is True
-    assert spent["by_purpose"]["scan"]["forks"] == 50
+    assert spent.forks == 50
+    assert spent.given_tokens == 50 * 4
+    assert spent.sampled_tokens == 50
+    assert spent.forward_tokens == 50 + 4  # the prefix once
+    assert spent.shared is True
+    assert spent.by_purpose["scan"]["forks"] == 50
 
 
 def test_an_ended_reply_is_not_sampled_from() -> None:
@@ -143,7 +143,7 @@ def test_an_ended_reply_is_not_sampled_from() -> None:
     assert asyncio.run(counter.count(ended, 3, 64, "scan")) == Counts(64, 64)
     assert asyncio.run(counter.count(TRACE, 1, 64, "scan", append=(END,))) == Counts(64, 64)
     assert asyncio.run(counter.count(TRACE, 1, 64, "scan", append=(1, END))) == Counts(0, 64)
-    assert counter.spent()["forks"] == 0
+    assert counter.spent().forks == 0
 
 
 def test_truncated_forks_are_counted_apart() -> None:
@@ -181,7 +181,7 @@ def test_failures_are_missing_not_wrong() -> None:
     assert counts.k == counts.n == 40 - counts.missing
     assert 5 < counts.missing < 35
     assert "no memory" in counter.first_failure
-    assert counter.spent()["shared"] is False
+    assert counter.spent().shared is False
 
 
 def test_verdicts_are_truth_values() -> None:
@@ -329,4 +329,4 @@ def test_an_endpoint_that_takes_token_ids(tmp_path: Path) -> None:
         counts = asyncio.run(both[1].count(trace, 0, 12, "scan"))
         assert counts.forks == 12
         assert counts.n > 0
-        assert both[1].spent()["shared"] is False
+        assert both[1].spent().shared is False

@@ -19,10 +19,10 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.algorithm import ZTest, correct
 from ramify.methods.cliffs.forks import Chances, ReplyForks, StepForks
 from ramify.methods.cliffs.report import ablation_table
-from ramify.methods.cliffs.run import ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
+from ramify.methods.cliffs.run import AblatedCliff, ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
 from ramify.rollout.problems import TokenProblem
-from ramify.rollout.steps import step_trace
+from ramify.rollout.steps import ForksSpent, step_trace
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
@@ -43,8 +43,8 @@ class Simulated:
     async def chances(self, trace: Any) -> Chances:
         return Chances(None if self.pi is None else self.pi[trace.id])
 
-    def spent(self) -> dict[str, Any]:
-        return {"forks": self.sampled_tokens}
+    def spent(self) -> ForksSpent:
+        return ForksSpent(forks=self.sampled_tokens)
 
 
 def of(name: str, length: int, correct: bool | None = False) -> TokenTrace:
@@ -91,7 +91,7 @@ def test_the_budgeted_scan_finds_what_the_faithful_one_confirms() -> None:
     assert len(reference) > 5
     assert len(reference - found) <= 1
     assert cheap.sampled_tokens <= 0.2 * whole
-    assert cheap.sampled_tokens == budgeted.spent["forks"] == sum(one.forks for one in budgeted.scanned)
+    assert cheap.sampled_tokens == budgeted.spent.forks == sum(one.forks for one in budgeted.scanned)
     assert not places(budgeted, "found")
 
 
@@ -198,11 +198,11 @@ def test_ablation() -> None:
     forks = Simulated({"a": np.array([0.8, 0.8, 0.1, 0.1]), "b": np.array([0.9, 0.9])}, None)
     scanned = run([of("a", 3), of("b", 1), of("c", 3, None)][:2], forks, screen="none").scanned
     (record,) = asyncio.run(ablate(scanned, forks))
-    assert record["t"] == 2
-    assert record["cuts"]["del"] == 1
-    assert record["cuts"]["keep"] == 2
-    assert record["del"]["k"] > 40 > 20 > record["keep"]["k"]
-    assert record["critical"] is None  # the potential never reaches 0
+    assert record.t == 2
+    assert record.cuts["del"] == 1
+    assert record.cuts["keep"] == 2
+    assert record.counts["del"].k > 40 > 20 > record.counts["keep"].k
+    assert record.counts["critical"] is None  # the potential never reaches 0
     right = [replace(scanned[0], trace=replace(scanned[0].trace, correct=True))]
     assert asyncio.run(ablate(right, forks)) == []
     with pytest.raises(UserError, match="unknown control 'tangle'"):
@@ -245,7 +245,7 @@ def test_the_whole_way_on_the_engine() -> None:
     wrong = [t for t in traces if not t.correct][:2]
     result = run(wrong, forks)
     assert [[(c.t, c.status) for c in one.cliffs] for one in result.scanned] == [[(1, "confirmed")]] * len(wrong)
-    assert result.spent["forward_tokens"] < result.spent["sampled_tokens"] + 0.1 * result.spent["given_tokens"]
+    assert result.spent.forward_tokens < result.spent.sampled_tokens + 0.1 * result.spent.given_tokens
     assert all(one.gap < 1e-4 for one in result.scanned)
     again = run(wrong[::-1], ReplyForks(engine(), Digits(), starts_low, sampling, truncated="graded"))
     assert {one.trace.id: one.trace.potentials for one in again.scanned} == {
@@ -258,24 +258,24 @@ def test_the_whole_way_on_the_engine() -> None:
     bad = sum(c.q for c in examined.candidates if c.token_id not in good)
     assert examined.mass == pytest.approx(bad)
     rows = pairs([examined])
-    assert {row["chosen_id"] for row in rows} == good
-    assert {row["rejected_id"] for row in rows} == {wrong[0].response_ids[0]}
-    assert rows[0]["prompt_ids"] == [1, 2]
+    assert {row.chosen_id for row in rows} == good
+    assert {row.rejected_id for row in rows} == {wrong[0].response_ids[0]}
+    assert rows[0].prompt_ids == (1, 2)
     assert pairs([examined], hard=True) == rows
     same = asyncio.run(mass_under([examined], forks))
-    assert same[0]["delta"] == pytest.approx(0, abs=1e-6)
+    assert same[0].delta == pytest.approx(0, abs=1e-6)
     other = ReplyForks(engine(7), Digits(), starts_low, sampling)
     every = asyncio.run(other.alternatives(wrong[0], 0, 5))
     (mass,) = asyncio.run(mass_under([examined], other))
-    assert mass["cpm_other"] == pytest.approx(sum(every[token] for token in every if token not in good))  # however unlikely there
-    assert abs(mass["delta"]) > 1e-3
+    assert mass.cpm_other == pytest.approx(sum(every[token] for token in every if token not in good))  # however unlikely there
+    assert abs(mass.delta) > 1e-3
     stranger = ReplyForks(engine(7), Digits(), starts_low, sampling)
     stranger.tokenizer = type("Other", (Digits,), {"hash": "other"})()
     with pytest.raises(NeedsError, match="another tokenizer"):
         asyncio.run(mass_under([examined], stranger))
     kept = asyncio.run(ablate([Scanned(result.scanned[0].trace, result.scanned[0].cliffs)], forks))
-    assert kept[0]["keep"]["k"] == 0
-    assert kept[0]["del"]["k"] > 0
+    assert kept[0].counts["keep"].k == 0
+    assert kept[0].counts["del"].k > 0
 
 
 def test_steps_of_an_agent(tmp_path: Path) -> None:
@@ -308,8 +308,8 @@ class Dying(Simulated):
         counts = await super().count(trace, t, n, purpose, start, append)
         return counts if self.sampled_tokens <= self.lives else Counts(0, 0, missing=n)
 
-    def spent(self) -> dict[str, Any]:
-        return {"forks": self.sampled_tokens, "first_failure": "no memory"}
+    def spent(self) -> ForksSpent:
+        return ForksSpent(forks=self.sampled_tokens, first_failure="no memory")
 
 
 @pytest.mark.parametrize(
@@ -337,31 +337,33 @@ def test_controls_are_sampled_once_a_trace() -> None:
     scanned = run([of("a", 5)], forks, screen="none").scanned
     forks.sampled_tokens = 0
     records = asyncio.run(ablate(scanned, forks, which="all"))
-    assert [record["t"] for record in records] == [2, 4]
-    assert ["random" in record for record in records] == [True, False]
-    assert forks.sampled_tokens == 64 * (4 + sum(records[0][arm] is not None for arm in ("random", "critical", "tangent")))
+    assert [record.t for record in records] == [2, 4]
+    assert ["random" in record.counts for record in records] == [True, False]
+    assert forks.sampled_tokens == 64 * (4 + sum(records[0].counts[arm] is not None for arm in ("random", "critical", "tangent")))
     table = ablation_table(records, [1])
-    assert {row["arm"]: row["cliffs"] for row in table["arms"]} == {"del": 2, "keep": 2, "random": 1, "critical": 1, "tangent": 1}
-    assert table["gap_interval"] == [table["gap"]] * 2  # one trace: its cliffs are sampled anew together
+    assert {row.arm: row.cliffs for row in table.arms} == {"del": 2, "keep": 2, "random": 1, "critical": 1, "tangent": 1}
+    assert table.gap_interval == (table.gap, table.gap)  # one trace: its cliffs are sampled anew together
 
 
 def test_an_ablation_with_ungraded_forks() -> None:
     """Every arm is of the same cliffs, and nothing is lost after all forks were sampled."""
-    records: list[dict[str, Any]] = [
-        {"trace_id": "a", "del": {"k": 64, "n": 64}, "keep": {"k": 0, "n": 64}, "random": None},
-        {"trace_id": "b", "del": {"k": 0, "n": 64}, "keep": {"k": 63, "n": 63}, "random": {"k": 64, "n": 64}},
-        {"trace_id": "c", "del": {"k": 9, "n": 9}, "keep": {"k": 0, "n": 0}, "random": {"k": 64, "n": 64}},
+    records = [
+        ablated("a", Counts(64, 64), Counts(0, 64), None),
+        ablated("b", Counts(0, 64), Counts(63, 63), Counts(64, 64)),
+        ablated("c", Counts(9, 9), Counts(0, 0), Counts(64, 64)),
     ]
     table = ablation_table(records, [1, 64])
-    rows = {row["arm"]: row for row in table["arms"]}
-    assert [rows["del"][f"pass@{k}"] for k in (1, 64)] == [0.5, 0.5]
-    assert [rows["keep"][f"pass@{k}"] for k in (1, 64)] == [0.5, 0.5]
-    assert [rows["random"][f"pass@{k}"] for k in (1, 64)] == [0.5, 0.5]
-    assert [row["cliffs"] for row in rows.values()] == [2, 2, 2]
-    assert (table["left_out"], table["short"]) == (1, {"1": 0, "64": 1})
+    rows = {row.arm: row for row in table.arms}
+    assert rows["del"].passes == rows["keep"].passes == rows["random"].passes == {1: 0.5, 64: 0.5}
+    assert [row.cliffs for row in rows.values()] == [2, 2, 2]
+    assert (table.left_out, table.short) == (1, {1: 0, 64: 1})
     nothing = ablation_table(records[2:], [64])
-    assert (nothing["arms"][0]["pass@64"], nothing["arms"][0]["interval@64"], nothing["gap"]) == (None, None, None)
-    assert ablation_table([], [1])["gap"] is None
+    assert (nothing.arms[0].passes, nothing.arms[0].intervals, nothing.gap) == ({64: None}, {64: None}, None)
+    assert ablation_table([], [1]).gap is None
+
+
+def ablated(trace: str, before: Counts, after: Counts, control: Counts | None) -> AblatedCliff:
+    return AblatedCliff(trace, 1, None, {}, {"del": before, "keep": after, "random": control})
 
 
 def test_traces_without_a_verdict_are_judged() -> None:

@@ -20,7 +20,7 @@ from ramify.methods.cliffs import read_scan
 from ramify.model.tokenizer import HfTokenizer
 from ramify.rollout.token_traces import TokenTrace
 from ramify.trace.db import Run
-from ramify.web.pages import tree_html
+from ramify.web.pages import report_html, tree_html
 
 WORDS = ["low", "mid", "high", "top", "<end>"]
 END = 4
@@ -75,7 +75,7 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
     scan = tmp_path / "scan"
     completion = ["--problems", problems, "--samples", 5, "--max-tokens", 6]
     code, out, _ = run(capsys, "scan", *base(checkpoint), *completion, "--out", scan, "--dry-run", "--json")
-    planned = json.loads(out)["bill"]
+    planned = json.loads(out)["cost_estimate"]
     assert code == 0
     assert not scan.exists()
     assert planned["forks at the first look"] == 16 * planned["positions"] > 0
@@ -104,9 +104,9 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
     ablation = json.loads(out)
     arms = {row["arm"]: row for row in ablation["arms"]}
     assert code == 0
-    assert arms["keep"]["pass@8"] == 0
-    assert arms["del"]["pass@1"] > 0
-    assert ablation["gap"] == pytest.approx(arms["del"]["pass@1"])
+    assert arms["keep"]["passes"]["8"] == 0
+    assert arms["del"]["passes"]["1"] > 0
+    assert ablation["gap"] == pytest.approx(arms["del"]["passes"]["1"])
     assert ablation["gap_interval"][0] > 0
 
     pairs = tmp_path / "pairs.jsonl"
@@ -136,10 +136,16 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
         findings = stored.findings(maker="cliffs scan")
         cliffs = [one for one in findings if one.name == "cliff"]
         cut = stored.node(cliffs[0].node or "")
+        kept = {one.maker: one.result for one in stored.results()}
+        whole_page = report_html(stored)
     assert findings[0].node is None
     assert findings[0].why == whole["verdict"]
     assert len(cliffs) == whole["cliffs"] > 0
-    assert cliffs[0].evidence["token_id"] == cut.tokens[cliffs[0].offset]  # a fork at its offset samples the token anew
+    assert cliffs[0].evidence["cliff"]["token_id"] == cut.tokens[cliffs[0].offset]  # a fork at its offset samples the token anew
+    assert kept["cliffs scan"]["verdict"] == whole["verdict"]
+    assert kept["cliffs ablate"] == ablation
+    assert "<h2>cliffs ablate</h2>" in whole_page
+    assert whole["verdict"] in whole_page
     assert page.count("Potential over the reply") == 1
     assert "0 of 1 attempts succeed" in page
     assert run(capsys, "show", scan)[0] == run(capsys, "show", scan, wrong)[0] == 0
@@ -234,7 +240,7 @@ def test_an_interrupted_scan_is_decided_as_a_whole_one(
     assert {cliff.status for cliff in cliffs} == {"confirmed"}
     for folder in (whole, parts):
         with Run.open(folder) as stored:
-            confirmed = [one.evidence["confirm"] for one in stored.findings() if one.name == "cliff"]
+            confirmed = [one.evidence["cliff"] for one in stored.findings() if one.name == "cliff"]
         assert [(one["p"], one["p_fdr"]) for one in confirmed] == [(cliff.p, cliff.p_fdr) for cliff in cliffs]
     assert len(cliffs) > 1
     assert max(cliff.p_fdr for cliff in cliffs) == max(cliff.p for cliff in cliffs)  # the largest of all stays as it is

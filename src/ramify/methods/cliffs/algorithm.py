@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -38,6 +38,7 @@ __all__ = [
 H_STAR = -(0.99 * math.log(0.99) + 0.01 * math.log(0.01))
 TIE = 1e-9
 """Log-probabilities this near the highest tie with it at rank 1."""
+Status = Literal["found", "confirmed", "refuted"]
 KINDS = ("deterministic", "uncertain", "sampled_off", "other")
 
 
@@ -83,8 +84,12 @@ class Cliff:
     """Of the confirmation."""
     p_fdr: float | None = None
     """The same after Benjamini and Hochberg over the candidates of the whole scan."""
-    status: str = "found"
-    """found (not decided yet, or not checked), confirmed or refuted."""
+    status: Status = "found"
+    """Found is not decided yet, or not checked."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.t:
+            raise ValueError(f"a cliff cannot be at token {self.t} since position {self.start}")
 
     @property
     def drop(self) -> float:
@@ -112,67 +117,28 @@ class Cliff:
         se = math.sqrt(before + self.facts.pi**2 * after)
         return self.facts.pi * (1 - cur.rate) - (1 - prev.rate) > 3 * se + TIE
 
-    def to_json(self, test: ZTest) -> dict[str, Any]:
-        """The record of 3.8. ``threshold`` is what d had to exceed."""
+    def evidence(self, test: ZTest) -> CliffEvidence:
+        """The record of 3.8, for the test that found it."""
         se = standard_error(self.prev, self.cur)
-        record: dict[str, Any] = {
-            "trace_id": self.trace_id,
-            "t": self.t,
-            "token_id": self.token_id,
-            "start": self.start,
-            "interval": self.interval,
-            **_columns(self.prev, self.cur),
-            "d": self.drop,
-            "se": se,
-            "threshold": test.delta0 + test.z * se,
-            "pi_token": self.facts.pi,
-            "q_token": self.facts.q,
-            "H": self.facts.entropy,
-            "greedy": self.facts.greedy,
-            "class": self.facts.kind,
-            "suspect": self.suspect,
-            "status": self.status,
-            "confirm": None,
-        }
-        if self.fresh is not None:
-            record["confirm"] = _columns(*self.fresh) | {"d": self.fresh_drop, "p": self.p, "p_fdr": self.p_fdr}
-        return record
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Cliff:
-        """Inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError on a record of another shape."""
-        found, (prev, cur) = record["confirm"], _counts(record)
-        pi, q, entropy = (_number(record[name]) for name in ("pi_token", "q_token", "H"))
-        t, start, status, token = int(record["t"]), int(record["start"]), str(record["status"]), record["token_id"]
-        if not 0 <= start < t or status not in ("found", "confirmed", "refuted"):
-            raise ValueError(f"a cliff cannot be {status} at token {t} since position {start}")
-        return cls(
-            trace_id=str(record["trace_id"]),
-            t=t,
-            token_id=None if token is None else int(token),
-            start=start,
-            interval=bool(record["interval"]),
-            prev=prev,
-            cur=cur,
-            facts=TokenFacts(pi, q, entropy, None if record["greedy"] is None else bool(record["greedy"])),
-            fresh=None if found is None else _counts(found),
-            p=None if found is None else _number(found["p"]),
-            p_fdr=None if found is None else _number(found["p_fdr"]),
-            status=status,
-        )
+        threshold = test.delta0 + test.z * se
+        return CliffEvidence(self, self.facts.kind, self.drop, se, threshold, self.fresh_drop, self.suspect)
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+@dataclass(frozen=True, slots=True)
+class CliffEvidence:
+    """A cliff with what follows from its counts."""
 
-
-def _columns(prev: Counts, cur: Counts) -> dict[str, Any]:
-    return {f"{name}_{side}": value for side, c in (("prev", prev), ("cur", cur)) for name, value in asdict(c).items()}
-
-
-def _counts(record: dict[str, Any]) -> tuple[Counts, Counts]:
-    prev, cur = (Counts(*(record[f"{f.name}_{side}"] for f in fields(Counts))) for side in ("prev", "cur"))
-    return prev, cur
+    cliff: Cliff
+    kind: str | None
+    """Its class."""
+    drop: float
+    """As it was found."""
+    se: float
+    """Standard error of it."""
+    threshold: float
+    """What it had to exceed."""
+    fresh_drop: float | None
+    suspect: bool
 
 
 def detect(
@@ -234,7 +200,7 @@ def correct(cliffs: Sequence[Cliff], fdr: float) -> list[Cliff]:
     for cliff in cliffs:
         if cliff.fresh is not None and cliff.p is not None:
             p_fdr = next(corrected)
-            status = ("confirmed" if p_fdr < fdr else "refuted") if all(c.n for c in cliff.fresh) else "found"
+            status: Status = ("confirmed" if p_fdr < fdr else "refuted") if all(c.n for c in cliff.fresh) else "found"
             cliff = replace(cliff, p_fdr=p_fdr, status=status)
         out.append(cliff)
     return out

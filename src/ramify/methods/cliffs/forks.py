@@ -6,7 +6,7 @@ Forks of one position go to the model together, so an engine or server that keep
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -20,7 +20,7 @@ from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.potential import Forks, tally
 from ramify.rollout.problems import TokenProblem
 from ramify.rollout.sampler import SamplePosition, Sampler, token_ids
-from ramify.rollout.steps import Steps, StepTrace
+from ramify.rollout.steps import ForksSpent, Steps, StepTrace
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.judge import FunctionJudge, Item, Judge, judged, truth
 from ramify.stats.drops import Counts
@@ -49,6 +49,21 @@ class Chances:
     """How many likeliest tokens the entropy sums over, which makes it a lower bound; 0 is the whole vocabulary."""
 
 
+@dataclass(frozen=True)
+class ForkSource:
+    """Whose forks the counts of a scan are."""
+
+    model: str
+    verifier: str
+    truncated: str = "apart"
+    seed: int = 0
+    sampling: Mapping[str, Any] | None = None
+    """Of sampled stems; None where each has its own."""
+    weights: str = ""
+    judge: str = ""
+    """Identity of the verifier."""
+
+
 class Scannable(Forks, Protocol):
     """What a scan needs: :class:`ReplyForks`, or :class:`StepForks` for the steps of an agent."""
 
@@ -56,7 +71,7 @@ class Scannable(Forks, Protocol):
         """Probabilities of the trace's tokens; of steps nothing."""
         ...
 
-    def spent(self) -> dict[str, Any]:
+    def spent(self) -> ForksSpent:
         """What was spent so far."""
         ...
 
@@ -220,17 +235,12 @@ class ReplyForks:
 
         return list(await asyncio.gather(*map(one, traces)))
 
-    def source(self) -> dict[str, Any]:
+    def source(self) -> ForkSource:
         """What counts depend on, except trace and position."""
-        return {
-            "model": self.model.identity.name,
-            "weights": self.model.identity.weights,
-            "verifier": self.verifier.name,
-            "judge": self.verifier.identity,
-            "truncated": self.truncated,
-            "seed": self.sampler.seed,
-            "sampling": None if self.sampling is None else self.sampling.to_json(),
-        }
+        model, sampling = self.model.identity, None if self.sampling is None else self.sampling.to_json()
+        return ForkSource(
+            model.name, self.verifier.name, self.truncated, self.sampler.seed, sampling, model.weights, self.verifier.identity
+        )
 
     def check(self, trace: TokenTrace) -> None:
         """Refuse a trace whose ids belong to another tokenizer. Raises NeedsError."""
@@ -239,26 +249,17 @@ class ReplyForks:
                 f"the token ids of trace '{trace.id}' belong to another tokenizer than that of '{self.model.identity.name}'"
             )
 
-    def spent(self) -> dict[str, Any]:
-        """What was spent here: forks, tokens sampled and given, by purpose and in all.
-
-        ``forward_tokens`` are tokens run through the model: scored ones, given ones that no cache held, and sampled ones. A model
-        that does not say what it had cached is taken to share nothing, and ``shared`` is False.
-        """
+    def spent(self) -> ForksSpent:
+        """What was spent here."""
         made, ledger = self.sampler.spent(), self.sampler.ledger
         by = {
             purpose: dict(sorted(("forks" if unit == "samples" else unit, amount) for unit, amount in amounts.items()))
             for purpose, amounts in ledger.to_json()["spent"].items()
         }
-        return {
-            "forks": made.samples,
-            "sampled_tokens": made.sampled,
-            "given_tokens": made.given,
-            "forward_tokens": made.run + int(ledger.total("scored_tokens")),
-            "shared": made.reported,
-            "by_purpose": by,
-            "first_failure": self.first_failure,
-        }
+        forward = made.run + int(ledger.total("scored_tokens"))
+        return ForksSpent(
+            made.samples, made.sampled, forward, made.given, shared=made.reported, by_purpose=by, first_failure=self.first_failure
+        )
 
     # -- parts
 

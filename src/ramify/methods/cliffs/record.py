@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.methods.cliffs.algorithm import Cliff
-from ramify.methods.cliffs.report import sentence, spots, summary
+from ramify.methods.cliffs.forks import ForkSource
+from ramify.methods.cliffs.report import spots, summary
 from ramify.methods.cliffs.run import ScanConfig, Scanned, corrected
 from ramify.model.protocol import Tokenizer
 from ramify.rollout.potential import MAKER
@@ -22,22 +25,52 @@ from ramify.rollout.token_traces import TokenTrace, sampling_of, store_trace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 from ramify.trace.lines import at_place
-from ramify.trace.node import Annotation, Finding, Node
+from ramify.trace.node import Annotation, Finding, JournalEntry, Node
 from ramify.trace.sources import run_folder
 
 KIND = "cliffs scan"
 ENTRY = "scanned"
 """What the journal calls a trace that was scanned; its key is the trace's id,
 its payload what no other record of the run says."""
-_COUNTED: dict[str, type[int] | type[float]] = {"forks": int, "tested": int, "gap": float, "entropy_of": int}
-_TOLD = ("verifier", "model", "tokenizer", "seed", "early_stopped_at")
 _PARTS = ("weights", "judge")
 _SETTINGS = {"model": "model_name", "verifier": "verifier", "truncated": "truncated", "seed": "seed", "sampling": "sampling"}
 """What forks are of (:meth:`ReplyForks.source`) -> what the run's settings call it."""
 _NAMES = {"confirmed": "cliff", "refuted": "refuted cliff", "found": "candidate"}
 
 
-def begin(out: Path, config: ScanConfig, source: Mapping[str, Any], named: Mapping[str, Any], dry: bool = False) -> Run:
+@dataclass(frozen=True)
+class _Entry:
+    """What the journal says of a trace that was scanned."""
+
+    reply: str
+    """Its node."""
+    verifier: str
+    model: str
+    tokenizer: str
+    seed: int | None
+    early_stopped_at: int | None
+    forks: int
+    tested: int
+    gap: float
+    entropy_of: int
+    cliffs: tuple[Cliff, ...]
+    rebounds: tuple[Cliff, ...]
+
+    @classmethod
+    def of(cls, reply: str, one: Scanned) -> _Entry:
+        told = {name: getattr(one.trace, name) for name in _TOLD}
+        return cls(reply, **told, **{name: getattr(one, name) for name in (*_COUNTED, "cliffs", "rebounds")})
+
+    @classmethod
+    def read(cls, run: Run, entry: JournalEntry) -> _Entry:
+        return codec.from_json(cls, entry.payload, f"{run.folder}, trace '{entry.key}'")
+
+
+_TOLD = ("verifier", "model", "tokenizer", "seed", "early_stopped_at")
+_COUNTED = ("forks", "tested", "gap", "entropy_of")
+
+
+def begin(out: Path, config: ScanConfig, source: ForkSource, named: Mapping[str, Any], dry: bool = False) -> Run:
     """The run of a scan with forks of ``source``: a new one, or the one that the same command began; ``dry`` leaves it as it is.
 
     ``named`` says how model and verifier (``judge``, ``seconds``) are found again, which `ramify fork` does.
@@ -49,30 +82,27 @@ def begin(out: Path, config: ScanConfig, source: Mapping[str, Any], named: Mappi
     return Run.begin(out, KIND, decides, {} if dry else free, parts)
 
 
-def _settings(config: ScanConfig, source: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _settings(config: ScanConfig, source: ForkSource) -> tuple[dict[str, Any], dict[str, str]]:
     """What decides the counts of a scan, and the hashes of what that names."""
     given = {name: value for name, value in config.to_json().items() if name != "budget_rollouts"}
-    named = {_SETTINGS[name]: source[name] for name in _SETTINGS if name in source}
-    return given | named, {name: source[name] for name in _PARTS if name in source}
+    named = {setting: getattr(source, name) for name, setting in _SETTINGS.items()}
+    return given | named, {name: getattr(source, name) for name in _PARTS}
 
 
-def keep(run: Run, one: Scanned, config: ScanConfig, tokenizer: Tokenizer) -> None:
+def keep(run: Run, one: Scanned, tokenizer: Tokenizer) -> None:
     """Store a trace with its counts and candidates, not decided yet, and commit.
     Raises UserError where the run has a tree of its name."""
-    record = {name: getattr(one.trace, name) for name in _TOLD} | {name: getattr(one, name) for name in _COUNTED}
-    record["cliffs"] = [cliff.to_json(config.finding) for cliff in one.cliffs]
-    record["rebounds"] = [rise.to_json(config.test) for rise in one.rebounds]
     with run.transaction():
-        run.log(ENTRY, one.trace.id, {"reply": store_trace(run, one.trace, tokenizer), **record})
+        run.log(ENTRY, one.trace.id, codec.to_json(_Entry.of(store_trace(run, one.trace, tokenizer), one)))
 
 
 def conclude(run: Run, scanned: Sequence[Scanned], config: ScanConfig) -> None:
     """Store what was found, known once every trace was scanned, replacing what an earlier call found:
     findings, and where pages point."""
-    replies = {entry.key: str(entry.payload["reply"]) for entry in run.journal(ENTRY)}
+    replies = {entry.key: _Entry.read(run, entry).reply for entry in run.journal(ENTRY)}
     found = [finding for one in scanned for finding in _findings(replies[one.trace.id], one, config)]
     totals = summary(scanned, config)
-    verdict = Finding("cliffs", KIND, sentence(scanned, config), None, 0, "", float(totals["cliffs"]), "cliffs", totals)
+    verdict = Finding("cliffs", KIND, totals.verdict, None, 0, "", float(totals.cliffs), "cliffs", totals.to_json())
     with run.transaction():
         for one in scanned:
             run.add(*_annotations(replies[one.trace.id], one))
@@ -98,17 +128,17 @@ def _findings(reply: str, one: Scanned, config: ScanConfig) -> Iterable[Finding]
             if name == "cliff"
             else ""
         )
-        evidence = cliff.to_json(config.finding)
+        evidence = codec.to_json(cliff.evidence(config.finding))
         yield Finding(
             name, KIND, f"{why}; {cliff.facts.kind or 'of no class'}", reply, cliff.t - 1, do, drop, "success", evidence
         )
     for rise in one.rebounds:
         why = f"token {rise.t} takes success from {rise.prev.rate:.2f} to {rise.cur.rate:.2f}"
-        evidence = rise.to_json(config.test)
+        evidence = codec.to_json(rise.evidence(config.test))
         yield Finding("rebound", KIND, why, reply, rise.t - 1, "", -rise.drop, "success", evidence)
 
 
-def read_scan(path: Path) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
+def read_scan(path: Path) -> tuple[ScanConfig, ForkSource, list[Scanned]]:
     """Settings, source of the forks and traces of a scan.
 
     Cliffs are confirmed or refuted over the traces that are there, whatever was stored of an interrupted scan.
@@ -121,36 +151,34 @@ def read_scan(path: Path) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
     return config, source, scanned
 
 
-def read_run(run: Run) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
+def read_run(run: Run) -> tuple[ScanConfig, ForkSource, list[Scanned]]:
     """As :func:`read_scan`, of an open run, which may hold no trace yet."""
     if run.kind != KIND:
         raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
     counts: dict[str, dict[int, Counts]] = {}
     with at_place(str(run.folder)):
         config = check(ScanConfig, {name: value for name, value in run.config.items() if name in ScanConfig.model_fields})
-        source = {name: run.config[setting] for name, setting in _SETTINGS.items()}
+        source = ForkSource(
+            **{name: run.config[setting] for name, setting in _SETTINGS.items()},
+            **{name: run.parts[name] for name in _PARTS if name in run.parts},
+        )
         for annotation in run.annotations(name="potential", maker=MAKER):
             counts.setdefault(annotation.node, {})[annotation.offset] = Counts(**annotation.value)
         tasks = {info.name: info.task for info in run.trees()}
         scanned = []
         for entry in run.journal(ENTRY):
-            record = dict(entry.payload)
-            reply = str(record["reply"])
-            trace = _trace(run, entry.key, record, tasks[entry.key]).with_potentials(
-                counts.get(reply, {}), record["early_stopped_at"]
+            held = _Entry.read(run, entry)
+            trace = _trace(run, entry.key, held, tasks[entry.key]).with_potentials(
+                counts.get(held.reply, {}), held.early_stopped_at
             )
-            cliffs, rebounds = (tuple(Cliff.from_json(c) for c in record[name]) for name in ("cliffs", "rebounds"))
-            scanned.append(Scanned(trace, cliffs, rebounds, **_counted(record)))
-    return config, source | {name: run.parts[name] for name in _PARTS if name in run.parts}, corrected(scanned, config)
+            numbers = {name: getattr(held, name) for name in _COUNTED}
+            scanned.append(Scanned(trace, held.cliffs, held.rebounds, **numbers))
+    return config, source, corrected(scanned, config)
 
 
-def _counted(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: kind(record[name]) for name, kind in _COUNTED.items()}
-
-
-def _trace(run: Run, name: str, record: Mapping[str, Any], task: Mapping[str, Any]) -> TokenTrace:
+def _trace(run: Run, name: str, held: _Entry, task: Mapping[str, Any]) -> TokenTrace:
     """A trace as it was stored, without potentials."""
-    reply = run.node(str(record["reply"]))
+    reply = run.node(held.reply)
     prompt = run.node(str(reply.parent))
     if reply.tokens is None or prompt.tokens is None:
         raise UserError(f"trace '{name}' has no token ids")
@@ -166,15 +194,15 @@ def _trace(run: Run, name: str, record: Mapping[str, Any], task: Mapping[str, An
         stop=reply.stop,
         data=dict(task["data"]),
         logprobs=None if reply.logprobs is None else tuple(reply.logprobs.tolist()),
-        **{field: record[field] for field in _TOLD if field != "early_stopped_at"},
+        **{field: getattr(held, field) for field in _TOLD if field != "early_stopped_at"},
     )
 
 
 def stem_of(run: Run, name: str) -> tuple[Node, TokenTrace]:
     """The prompt of a trace that was scanned, and the trace, without potentials."""
     (entry,) = run.journal(ENTRY, name)
-    tree = run.tree_info(name)
-    return run.node(str(run.node(str(entry.payload["reply"])).parent)), _trace(run, name, entry.payload, tree.task)
+    held = _Entry.read(run, entry)
+    return run.node(str(run.node(held.reply).parent)), _trace(run, name, held, run.tree_info(name).task)
 
 
 def left_to_scan(run: Run, done: Mapping[str, Scanned], traces: Sequence[TokenTrace]) -> list[TokenTrace]:
@@ -189,6 +217,6 @@ def token_texts(path: Path, trace: str) -> list[str]:
     """The text of each token of a reply, as a run of a scan has it."""
     with Run.open(run_folder(path) or path) as run:
         (entry,) = run.journal(ENTRY, trace)
-        node = run.node(str(entry.payload["reply"]))
+        node = run.node(_Entry.read(run, entry).reply)
     ends = [0, *([] if node.ends is None else node.ends.tolist())]
     return [node.text[a:b] for a, b in itertools.pairwise(ends)]

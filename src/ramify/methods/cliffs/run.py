@@ -30,6 +30,7 @@ from ramify.methods.cliffs.algorithm import (
 )
 from ramify.methods.cliffs.forks import Chances, Scannable
 from ramify.rollout.potential import Fixed, Staged, Store, UntilLost, potential
+from ramify.rollout.steps import ForksSpent
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 
@@ -123,7 +124,7 @@ class ScanResult:
     scanned: list[Scanned] = field(default_factory=list)
     left: list[Any] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    spent: dict[str, Any] = field(default_factory=dict)
+    spent: ForksSpent = field(default_factory=ForksSpent)
 
 
 async def scan(
@@ -237,7 +238,7 @@ def _complete(forks: Scannable, trace: Any, counts: Mapping[int, Counts]) -> Non
     """Refuse counts of a trace on which the model or the verifier failed; a missing score of the reply itself is allowed."""
     broken = [t for t, c in counts.items() if t < trace.length and c.missing and 2 * c.missing >= c.forks]
     if broken:
-        why = forks.spent().get("first_failure") or "the verifier gave none"
+        why = forks.spent().first_failure or "the verifier gave none"
         raise InfrastructureError(
             "scorer", f"at {len(broken)} of {len(counts)} positions half of the forks or more have no score: {why}"
         )
@@ -286,6 +287,19 @@ def _facts(chances: Chances, length: int) -> list[TokenFacts]:
 # -- deletion and keeping (3.3)
 
 
+@dataclass(frozen=True)
+class AblatedCliff:
+    """Fresh forks of one cliff, by arm: ``del`` resamples from before the token, ``keep`` from after it; then the controls."""
+
+    trace_id: str
+    t: int
+    kind: str | None
+    """Its class."""
+    cuts: Mapping[str, int | None]
+    """Where each arm resamples from; None where that is undefined."""
+    counts: Mapping[str, Counts | None]
+
+
 async def ablate(
     scanned: Sequence[Scanned],
     forks: Scannable,
@@ -294,11 +308,11 @@ async def ablate(
     which: Literal["first", "all"] = "first",
     seed: int = 42,
     progress: Progress = SILENT,
-) -> list[dict[str, Any]]:
+) -> list[AblatedCliff]:
     """Fresh continuations with the cliff token taken back and kept, and the controls: one record a cliff.
 
     Of each trace that ended wrong: its first cliff, or all of them. ``del`` resamples from before the token, which the sampler
-    may sample again; ``keep`` from after it. A record holds the counts ``{k, n}`` of each arm; the controls, which are of the
+    may sample again; ``keep`` from after it. The controls, which are of the
     trace, stand in the record of its first cliff only, None where undefined. Forks here are sampled for this alone, never taken
     over from the scan. Raises UserError on a control there is none of.
     """
@@ -306,16 +320,10 @@ async def ablate(
         if name not in CONTROLS:
             raise UserError(f"unknown control '{name}': known are {', '.join(CONTROLS)}")
 
-    async def one(trace: Any, cliff: Cliff, controls: Sequence[str]) -> dict[str, Any]:
+    async def one(trace: Any, cliff: Cliff, controls: Sequence[str]) -> AblatedCliff:
         cuts = _cuts(trace, cliff, controls, seed)
         found = {arm: None if t is None else await forks.count(trace, t, n, f"ablate-{arm}") for arm, t in cuts.items()}
-        return {
-            "trace_id": trace.id,
-            "t": cliff.t,
-            "class": cliff.facts.kind,
-            "cuts": cuts,
-            **{arm: None if c is None else {"k": c.k, "n": c.n} for arm, c in found.items()},
-        }
+        return AblatedCliff(trace.id, cliff.t, cliff.facts.kind, cuts, found)
 
     jobs = []
     for result in scanned:
@@ -383,11 +391,28 @@ async def examine(
     return list(await asyncio.gather(*jobs))
 
 
-def pairs(examined: Sequence[Examined], hard: bool = False) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class TokenPair:
+    """A row for preference training on one token. Nothing may be appended to either token."""
+
+    trace_id: str
+    t: int
+    prompt_ids: tuple[int, ...]
+    """The question, and the reply up to the cliff."""
+    chosen_id: int
+    rejected_id: int
+    kind: str | None = None
+    """Class of the cliff."""
+    p_prev: float | None = None
+    """Potential before it; and after either token."""
+    p_chosen: float | None = None
+    p_rejected: float | None = None
+
+
+def pairs(examined: Sequence[Examined], hard: bool = False) -> list[TokenPair]:
     """Rows for preference training on one token: the cliff token rejected, each candidate that is no cliff chosen (3.6).
 
-    ``hard`` keeps candidates whose potential is at least that before the cliff. The prompt is the token ids of the question and
-    of the reply up to the cliff; nothing may be appended to either token.
+    ``hard`` keeps candidates whose potential is at least that before the cliff.
     """
     rows = []
     for one in examined:
@@ -399,22 +424,33 @@ def pairs(examined: Sequence[Examined], hard: bool = False) -> list[dict[str, An
             if hard and candidate.counts.rate < one.prev.rate:
                 continue
             rows.append(
-                {
-                    "trace_id": one.trace.id,
-                    "t": one.cliff.t,
-                    "prompt_ids": one.trace.prefix(one.cliff.t - 1).tolist(),
-                    "chosen_id": candidate.token_id,
-                    "rejected_id": token,
-                    "class": one.cliff.facts.kind,
-                    "p_prev": one.prev.rate if one.prev.n else None,
-                    "p_chosen": candidate.counts.rate,
-                    "p_rejected": rejected.counts.rate if rejected.counts.n else None,
-                }
+                TokenPair(
+                    one.trace.id,
+                    one.cliff.t,
+                    tuple(one.trace.prefix(one.cliff.t - 1).tolist()),
+                    candidate.token_id,
+                    token,
+                    one.cliff.facts.kind,
+                    one.prev.rate if one.prev.n else None,
+                    candidate.counts.rate,
+                    rejected.counts.rate if rejected.counts.n else None,
+                )
             )
     return rows
 
 
-async def mass_under(examined: Sequence[Examined], forks: Any) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class CliffMass:
+    """CPM of a cliff under its own model and under another."""
+
+    trace_id: str
+    t: int
+    cpm: float
+    cpm_other: float
+    delta: float
+
+
+async def mass_under(examined: Sequence[Examined], forks: Any) -> list[CliffMass]:
     """CPM of each cliff under the source model and under the model of ``forks``,
     at the same prefix (3.5): one forward pass a token.
 
@@ -425,5 +461,5 @@ async def mass_under(examined: Sequence[Examined], forks: Any) -> list[dict[str,
         token = one.trace.response_ids[one.cliff.t - 1]
         inside = [c.token_id for c in one.candidates if c.is_cliff or c.token_id == token]
         mass = cliff_mass(one.candidates, token, await forks.chances_of(one.trace, one.cliff.t - 1, inside))
-        out.append({"trace_id": one.trace.id, "t": one.cliff.t, "cpm": one.mass, "cpm_other": mass, "delta": mass - one.mass})
+        out.append(CliffMass(one.trace.id, one.cliff.t, one.mass, mass, mass - one.mass))
     return out
