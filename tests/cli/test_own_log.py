@@ -214,12 +214,12 @@ def test_states_are_taken_out_of_texts(verb: Any) -> None:
     audit = ("maze-recovery", "audit", "log.jsonl")
     plain = verb(*audit, "--json")
     assert plain.json["mean_depth"] != 2
-    assert any("--state-pattern" in warning for warning in plain.json["warnings"])
+    assert any("--state-pattern" in warning for warning in plain.json["caveats"])
     assert "--state-pattern" in plain.err
     pattern = ("--state-pattern", r"in the (\w+)")
     record = verb(*audit, *pattern, "--json").json
     assert (record["states"], record["recoveries"], record["mean_depth"]) == (4, 2, 2)
-    assert not any("--state-pattern" in warning for warning in record["warnings"])
+    assert not any("--state-pattern" in warning for warning in record["caveats"])
     verb("import", "log.jsonl", "--run", "mine")
     assert "--state-pattern" in verb("graph-credit", "report", "mine").err
     credit = verb("graph-credit", "report", "mine", *pattern, "--json")

@@ -435,7 +435,7 @@ class ControlState:
     """The verifier has refused this candidate."""
 
 
-class Decision(NamedTuple):
+class TakenAction(NamedTuple):
     """An action, and the belief at which it was taken."""
 
     action: str

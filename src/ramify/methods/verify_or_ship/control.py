@@ -17,9 +17,9 @@ from ramify.methods.verify_or_ship.algorithm import (
     STOP,
     VERIFY,
     ControlConfig,
-    Decision,
     Plan,
     Tables,
+    TakenAction,
     Tracker,
     greedy,
 )
@@ -239,7 +239,7 @@ class _Kept:
     """What a run keeps of a task; nothing where there is no run."""
 
     def __init__(self, run: Run | None, item: Item) -> None:
-        self.run, self.decisions = run, list[Decision]()
+        self.run, self.decisions = run, list[TakenAction]()
         if run is not None:
             tree = item.id or "task"
             run.add_tree(tree, {"id": tree, "data": dict(item.data)})
@@ -261,7 +261,7 @@ class _Kept:
 
     def decision(self, action: str, belief: float) -> None:
         if self.run is not None:
-            self.decisions.append(Decision(action, belief))
+            self.decisions.append(TakenAction(action, belief))
             self.run.add(Annotation(self.node.id, len(self.node), "decisions", MAKER, codec.to_json(self.decisions)))
 
     def score(self, name: str, value: Any, unit: str, identity: str, failure: str) -> None:

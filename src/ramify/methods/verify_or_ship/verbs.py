@@ -25,13 +25,13 @@ from ramify.methods.verify_or_ship.algorithm import (
     VERIFY,
     ComputableLines,
     ControlConfig,
-    Decision,
     Kernel,
     Plan,
     PlanRates,
     PlanSizes,
     Policy,
     Tables,
+    TakenAction,
     Tracker,
     bounded,
     computable_lines,
@@ -681,12 +681,12 @@ def _followed(one: CandidateAttempt, tables: Tables, config: ControlConfig, deci
     """One attempt under the controller as far as its record reaches, and the decisions as annotations of its nodes."""
     tracker, at, cost, end = Tracker(tables, config.planner == "greedy"), 0, 0.0, ""
     actions: list[str] = []
-    decisions: dict[str, list[Decision]] = {}
+    decisions: dict[str, list[TakenAction]] = {}
     while not end:
         candidate = one.candidates[at]
         action = decide(tracker.state)
         actions.append(action)
-        decisions.setdefault(candidate.node, []).append(Decision(action, tracker.state.belief))
+        decisions.setdefault(candidate.node, []).append(TakenAction(action, tracker.state.belief))
         if action == STOP:
             end = "stopped"
         elif action == SHIP:
