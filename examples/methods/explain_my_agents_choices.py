@@ -36,8 +36,8 @@ def main(participants="", folder="runs/my-agents-choices"):
         searched=20,
     )
     found = loop_of(config, ["tallying", "wadd"], folder, allow_unsandboxed=False)
-    for row in found["leaderboard"]:
-        print(f"{row['label']}  score {row['score']:.2f}  {row['theory']}")
+    for row in found.leaderboard:
+        print(f"{row.label}  score {row.score:.2f}  {row.theory}")
     claim = f"{folder}/claim.json"
     ramify(["theory-loop", "preregister", folder, "--out", claim, "--people", "30"])
     ramify(["theory-loop", "confirm", folder, "--registration", claim])

@@ -50,7 +50,7 @@ def _tells_equals_apart(rep: Repetition) -> bool:
         "ttb",
     )
     found = rep.verb(METHOD, "run", "--out", folder, "--seed", str(rep.seed % 2**31), *words)
-    return bool(found["observations"][0]["passed"])
+    return bool(found["experiments"][0]["passed"])
 
 
 def _finds_take_the_best(rep: Repetition) -> bool:

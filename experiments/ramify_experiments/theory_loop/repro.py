@@ -66,8 +66,7 @@ def recovered(seed: int, truth: str, designer: str = "adversarial", noise: float
                 "baseline": mse_pb(await proportions(bench, CANONICAL[chosen], seed, "baseline"), reference),
             }
 
-    gate = found["gate"]
-    return {**asyncio.run(errors()), "gate": gate["passed"] / gate["of"], "problems": found["problems"]}
+    return {**asyncio.run(errors()), "gate": found.gate.passed / found.gate.of, "problems": dict(found.problems)}
 
 
 async def proportions(bench: TheoryBench, theory: Theory, seed: int, *key: str) -> np.ndarray:

@@ -101,6 +101,8 @@ def test_a_look_at_the_anchor_counts_and_a_dry_run_changes_no_judge(
         assert sorted(one.value for one in opened.scores(scorer="reviewer")) == [0.0] * 6 + [1.0] * 4
     assert run("show", scored, "--json") == 0
     slot = said(capsys)["slots"]["reviewer"]
+    with Run.open(scored) as opened:
+        assert [one.maker for one in opened.results()] == [f"judge-evolution {verb}" for verb in ("promote", "rescore", "show")]
     assert (slot["counting"], slot["erased"], slot["epoch"]) == (10, 10, 1)
     old = next(judge for judge in slot["judges"] if judge != slot["incumbent"])
     assert run("erase", scored, "--slot", "reviewer", "--to", old[:10], "--json") == 0

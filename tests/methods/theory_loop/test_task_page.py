@@ -143,4 +143,4 @@ def test_rows_without_times_or_keys_are_read_and_not_filtered_on(tmp_path: Path)
     data = data_of(read_people(path, TINY), TINY)
     assert data.order.tolist() == order.tolist()
     assert data.response[0].tolist() == [t % 3 // 2 for t in range(96)]
-    assert data.extra["reports"][0]["mean_rt_ms"] is None
+    assert data.extra.reports[0].mean_rt_ms is None

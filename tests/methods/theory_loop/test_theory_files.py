@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ramify.base.codec import to_json
 from ramify.base.errors import UserError
 from ramify.methods.theory_loop.canonical import CANONICAL
 from ramify.methods.theory_loop.confirmation import Registration, read_registration
@@ -19,7 +20,9 @@ from ramify.methods.theory_loop.theories import read_theory
 from tests.hardening.mutations import mutant
 
 DESIGN = hilbig()
-CLAIM = Registration("pi_3", CANONICAL["ttb"], {"coin": CANONICAL["coin"]}, DESIGN, 20, 0.05, {"coin": 1.0}, 0).to_json()
+CLAIM: dict[str, Any] = to_json(
+    Registration("pi_3", CANONICAL["ttb"], {"coin": CANONICAL["coin"]}, DESIGN, 20, 0.05, {"coin": 1.0}, 0).filed()
+)
 ORDER = DESIGN.orders(2, 0)
 READERS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "theory": (".py", CANONICAL["gap-gated"].file(), read_theory),
@@ -49,7 +52,7 @@ def test_broken_files(tmp_path: Path, name: str) -> None:
 
 
 def test_broken_registrations_and_designs_from_replies() -> None:
-    assert read_registration(json.loads(json.dumps(CLAIM))).to_json() == CLAIM
+    assert to_json(read_registration(json.loads(json.dumps(CLAIM))).filed()) == CLAIM
     rng, refused = random.Random(0), 0
     for _ in range(200):
         name = rng.choice(list(CLAIM))

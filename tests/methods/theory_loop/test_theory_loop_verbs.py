@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from terminals import Terminal
 
+from ramify.base.codec import to_json
 from ramify.cli.main import main
 from ramify.methods.theory_loop.canonical import CANONICAL
 from ramify.methods.theory_loop.domain import hilbig, read_design
@@ -65,7 +66,9 @@ def test_a_run_read_every_way(done: Path, capsys: pytest.CaptureFixture[str], tm
     errors = {row["theory"]: row["mse_pb"] for row in said(capsys)["rows"]}
     assert errors["pi_1"] > 0.05  # take the best is far from tallying
     assert main(["show", str(done), "--json"]) == 0
-    sections = said(capsys)["results"]["theory-loop run"]
+    results = said(capsys)["results"]
+    assert set(results) >= {"theory-loop run", "theory-loop replay", "theory-loop evaluate"}  # what its verbs found is kept
+    sections = results["theory-loop run"]
     shown = {one["title"]: next(part["rows"] for part in one["parts"] if isinstance(part, dict)) for one in sections}
     assert [row[0] for row in shown["Theories"]] == [row["label"] for row in rows]
     assert [row[0] for row in shown["Experiments and their gate"]] == ["1.1", "1.2"]
@@ -89,7 +92,7 @@ def test_a_run_that_has_only_begun_and_one_of_no_method_show_what_they_have(tmp_
                 continue
             run.add_tree("theories", {"id": "theories"})
             above = root(run, "theories")
-            node = make_node("theories", above.id, len(above), "user", "x", data={"theory": hostile.to_json(), "label": "pi_1"})
+            node = make_node("theories", above.id, len(above), "user", "x", data={"theory": to_json(hostile), "label": "pi_1"})
             run.add(node)
             run.log("seed theory", "pi_1", {"label": "pi_1", "node": node.id})
             assert [one.title for one in sections_of(run)["theory-loop run"]] == ["Theories"]
@@ -305,7 +308,7 @@ def test_people_come_by_hand_and_the_loop_goes_on(tmp_path: Path, capsys: pytest
     found = said(capsys)
     assert found["waiting"] == "1.2"
     assert [row["score"] for row in found["leaderboard"]] == [1, 1]  # nothing is predicted yet, so nobody is the worst
-    assert [one["people"] for one in found["observations"]] == [3, None]
+    assert [one["people"] for one in found["experiments"]] == [3, None]
     assert loop("import-data", folder, more[0]) == 2
     assert "is of another experiment" in capsys.readouterr().err
     assert loop("export", folder, "--out", tmp_path / "second.json") == 0

@@ -16,7 +16,17 @@ from ramify.methods.theory_loop.algorithm import LoopConfig
 from ramify.methods.theory_loop.bench import Metric, TheoryBench, simulate
 from ramify.methods.theory_loop.canonical import CANONICAL
 from ramify.methods.theory_loop.domain import Data, Design, TheoryError, hilbig
-from ramify.methods.theory_loop.loop import KIND, TheoryLoop, begin, data_of_run, loop_of, pool_of, seeds_of, theories_of
+from ramify.methods.theory_loop.loop import (
+    KIND,
+    TheoryLoop,
+    TheoryLoopReport,
+    begin,
+    data_of_run,
+    loop_of,
+    pool_of,
+    seeds_of,
+    theories_of,
+)
 from ramify.methods.theory_loop.proposer import AdvocateTurn, TheoryGrammar, TheoryPool, TriedTheory, Verdict, narrowed
 from ramify.methods.theory_loop.theories import Theory
 from ramify.trace.db import Run
@@ -80,10 +90,10 @@ class Broken(TheoryGrammar):
 SPOILED: set[str] = set()
 
 
-def played(folder: Path, spoiled: str = "", **more: Any) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
+def played(folder: Path, spoiled: str = "", **more: Any) -> tuple[TheoryLoopReport, dict[tuple[str, str], Any]]:
     config = LoopConfig(**{**SMALL, **more})
 
-    async def main() -> dict[str, Any]:
+    async def main() -> TheoryLoopReport:
         async with TheoryBench() as bench:
             with begin(config, seeds_of(SEEDS), SEEDS, folder, {}) as run:
                 return await TheoryLoop(config, seeds_of(SEEDS), run, bench, proposer=Broken(config, bench)).go()
@@ -100,10 +110,10 @@ def played(folder: Path, spoiled: str = "", **more: Any) -> tuple[dict[str, Any]
 
 def test_a_loop_and_what_it_leaves_in_the_run(tmp_path: Path) -> None:
     found = loop_of(LoopConfig(**SMALL), SEEDS, tmp_path / "run")
-    assert found["rounds"] == 2
-    assert len(found["observations"]) == 4
-    assert len(found["leaderboard"]) == 4
-    assert found["leaderboard"][-1]["score"] == 0 or all(row["score"] == 1 for row in found["leaderboard"])
+    assert found.rounds == 2
+    assert len(found.experiments) == 4
+    assert len(found.leaderboard) == 4
+    assert found.leaderboard[-1].score == 0 or all(row.score == 1 for row in found.leaderboard)
     with Run.open(tmp_path / "run") as run:
         assert run.kind == KIND
         journal = {(one.kind, one.key): one.payload for one in run.journal()}
@@ -167,7 +177,7 @@ def _journal(folder: Path) -> Any:
 def test_more_rounds_continue_and_other_settings_do_not(tmp_path: Path) -> None:
     loop_of(LoopConfig(**{**SMALL, "rounds": 1}), SEEDS, tmp_path / "run")
     found = loop_of(LoopConfig(**SMALL), SEEDS, tmp_path / "run")
-    assert found == loop_of(LoopConfig(**SMALL), SEEDS, tmp_path / "at once")
+    assert found == replace(loop_of(LoopConfig(**SMALL), SEEDS, tmp_path / "at once"), folder=found.folder)
     with pytest.raises(UserError, match="people"):
         loop_of(LoopConfig(**{**SMALL, "people": 7}), SEEDS, tmp_path / "run")
     with pytest.raises(UserError, match="seeds"):
@@ -193,18 +203,18 @@ def test_what_fails_is_recorded_and_the_loop_goes_to_its_end(
     for name, few in (("RETRIES", 2), ("DESIGNS", 1), ("METRICS", 2)):
         monkeypatch.setattr(f"ramify.methods.theory_loop.loop.{name}", few)
     found, journal = played(tmp_path / "run", spoiled)
-    assert found["rounds"] == 2
-    assert found["problems"][problem] > 0
+    assert found.rounds == 2
+    assert found.problems[problem] > 0
     recorded = [payload for (kind, _), payload in journal.items() if kind == "problem"]
     assert all(one["where"] and one["why"] for one in recorded)
     if spoiled == "metric":
-        assert found["problems"]["no metric passed"] == 4
-        assert not any(one["passed"] for one in found["observations"])
+        assert found.problems["no metric passed"] == 4
+        assert not any(one.passed for one in found.experiments)
     if spoiled == "theory":  # the first candidate is accepted whatever it is, and counts 1 everywhere
         assert all(journal["candidate", f"1.{i}"]["loss"] == 1.0 for i in range(3))
         assert [journal["candidate", f"1.{i}"]["accepted"] for i in range(3)] == [True, False, False]
     if spoiled == "source":
-        assert found["survivors"] == ["pi_1", "pi_2"]
+        assert found.survivors == ("pi_1", "pi_2")
 
 
 @pytest.mark.slow
@@ -219,7 +229,7 @@ def test_fewer_participants_than_were_asked_for(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("def half(design, orders, seed):\n    return [[t % 2 for t in row] for row in orders]\n")
     found = loop_of(LoopConfig(**{**SMALL, "participants": f"{own}:half", "rounds": 1}), SEEDS, tmp_path / "run")
-    assert [one["people"] for one in found["observations"]] == [6, 6]
+    assert [one.people for one in found.experiments] == [6, 6]
     own.write_text("def half(design, orders, seed):\n    return [[2 for t in row] for row in orders]\n")
     with pytest.raises(UserError, match="subject 0 chose 2 in trial 0"):
         loop_of(LoopConfig(**{**SMALL, "participants": f"{own}:half", "rounds": 1}), SEEDS, tmp_path / "other")

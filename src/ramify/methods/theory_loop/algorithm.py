@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -89,10 +89,6 @@ class MetricEstimate:
 
     value: float
     variance: float | None
-
-    def to_json(self) -> dict[str, float | None]:
-        """As stored."""
-        return {"value": self.value, "variance": self.variance}
 
 
 def welch_p(first: MetricEstimate, second: MetricEstimate, n: int) -> float:
@@ -222,19 +218,22 @@ def switch_rate(choices: np.ndarray) -> float:
     return float((choices[:, 1:] != choices[:, :-1]).mean()) if choices.shape[1] > 1 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredTheory:
+    """A theory on the leaderboard: 1 is the best possible score, 0 the worst of those here."""
+
+    label: str
+    score: float
+    norm: float
+    mean_distance: float | None
+
+
 def scoreboard(
     labels: Sequence[str], real: Sequence[float | None], predicted: Sequence[Mapping[str, float | None]]
-) -> list[dict[str, Any]]:
-    """Theories by score, the best first: label, score, norm, mean normalised distance, and over how many observations."""
+) -> list[ScoredTheory]:
+    """Theories by score, the best first: score, norm and mean normalised distance over all observations."""
     table = [[row.get(label) for label in labels] for row in predicted]
     distances = normalised_distances(real, table) if table else np.zeros((0, len(labels)))
-    rows = [
-        {
-            "label": label,
-            "score": float(score),
-            "norm": float(norm),
-            "mean_distance": float(distances[:, i].mean()) if len(distances) else None,
-        }
-        for i, (label, score, norm) in enumerate(zip(labels, leaderboard(distances), norms(distances), strict=True))
-    ]
-    return sorted(rows, key=lambda row: (-row["score"], labels.index(row["label"])))
+    means = distances.mean(axis=0).tolist() if len(distances) else [None] * len(labels)
+    scores = zip(labels, leaderboard(distances).tolist(), norms(distances).tolist(), means, strict=True)
+    return sorted((ScoredTheory(*one) for one in scores), key=lambda row: (-row.score, labels.index(row.label)))

@@ -17,7 +17,7 @@ from ramify.methods.theory_loop.algorithm import CUES, LoopConfig
 from ramify.methods.theory_loop.bench import Metric
 from ramify.methods.theory_loop.domain import Data, Design, TheoryError, random_design, read_design
 from ramify.methods.theory_loop.participants import SimulatedPeople
-from ramify.methods.theory_loop.proposer import AdvocateTurn, Experiment, TheoryPool, TriedTheory, Verdict
+from ramify.methods.theory_loop.proposer import AdvocateTurn, Experiment, LoopProblem, TheoryPool, TriedTheory, Verdict
 from ramify.methods.theory_loop.theories import ALLOWED, SAMPLE, Theory, theory_from
 from ramify.model.protocol import Completion, Grammar, Sampling
 from ramify.rollout.failures import FailurePolicy
@@ -130,10 +130,7 @@ class AskedProposer:
         """See :class:`ramify.methods.theory_loop.proposer.Proposer`."""
         new = "\n\n".join(observed(one, pool.slots, code=True) for one in pool.observations[-2:])
         old = "\n".join(observed(one, pool.slots) for one in pool.observations[:-2])
-        tries = sum(
-            kind == "problem" and str(key).startswith(f"{round} verdict")
-            for kind, key in (self._loop.known if self._loop else {})
-        )
+        tries = sum(one.where.startswith(f"{round} verdict") for one in (self._loop.problems if self._loop else ()))
         parts = [self._both(pool, 0), f"This round:\n{new}", f"Earlier:\n{old or 'nothing'}"]
         found = await self._ask("verdict", ("verdict", round, tries), self._names(pool, 0), parts)
         kind, target = found.get("verdict"), found.get("target", found.get("target_theory_idx"))
@@ -185,7 +182,7 @@ class AskedProposer:
 
     # -- prompts and replies
 
-    def _names(self, pool: TheoryPool, slot: int) -> dict[str, Any]:
+    def _names(self, pool: TheoryPool, slot: int) -> dict[str, str | float]:
         return {
             "own": pool.slots[slot],
             "rival": pool.slots[1 - slot],
@@ -203,7 +200,7 @@ class AskedProposer:
         """All observations, and the three best theories so far with their sources."""
         assert self._loop is not None
         rows = self._loop.board()[:3]
-        best = "\n\n".join(f"{row['label']}, score {row['score']:.3f}:\n{pool.theories[row['label']].file()}" for row in rows)
+        best = "\n\n".join(f"{row.label}, score {row.score:.3f}:\n{pool.theories[row.label].file()}" for row in rows)
         return (
             "Experiments:\n"
             + "\n".join(observed(one, pool.slots, code=True) for one in pool.observations)
@@ -216,16 +213,14 @@ class AskedProposer:
         head = [DOMAIN.format(most=self.config.most), ROLES[role].format(**names)]
         prompt = "\n\n".join(part for part in (*head, *parts) if part)
         self._no_leak(prompt)
-        place = "/".join(str(one) for one in key)
-        stored = self._loop.known.get((CALL, place)) if self._loop else None
-        if stored is None or stored["prompt"] != stable_hash(prompt):
-            reply = await self._reply(Message("user", prompt), ("theory-loop", self.config.seed, *key))
-            stored = {"prompt": stable_hash(prompt), "reply": reply.text}
-            if self._loop is not None:
-                self._loop.run.log(CALL, place, stored)
-                self._loop.run.commit()
-                self._loop.known[CALL, place] = stored
-        return object_in(stored["reply"])
+
+        async def reply() -> tuple[str, tuple[()]]:
+            return (await self._reply(Message("user", prompt), ("theory-loop", self.config.seed, *key))).text, ()
+
+        if self._loop is None:
+            return object_in((await reply())[0])
+        place = "/".join(str(one) for one in (*key, stable_hash(prompt)))
+        return object_in(await self._loop.run.once_awaited(CALL, place, str, reply))
 
     async def _reply(self, message: Message, position: SamplePosition) -> Completion:
         """A reply that is held to JSON where the model does that, else asked for."""
@@ -248,9 +243,9 @@ class AskedProposer:
             raise UserError(f"the hidden theory of {people.name} stands in a prompt: whoever proposes must not see it")
 
 
-def failed(failures: Sequence[Mapping[str, Any]]) -> str:
+def failed(failures: Sequence[LoopProblem]) -> str:
     """This round's failures, for an advocate."""
-    rows = [f"- {one['where']}: {one['why']}" + (f"\n{one['code']}" if one.get("code") else "") for one in failures[-12:]]
+    rows = [f"- {one.where}: {one.why}" + (f"\n{one.code}" if one.code else "") for one in failures[-12:]]
     return "What failed in this round:\n" + "\n".join(rows) if rows else ""
 
 

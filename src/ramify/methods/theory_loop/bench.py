@@ -39,15 +39,6 @@ class Metric:
     weights: tuple[float, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """As stored."""
-        return {"code": self.code, "rationale": self.rationale, "weights": list(self.weights), "notes": dict(self.notes)}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Metric:
-        """Inverse of :meth:`to_json`."""
-        return cls(record["code"], record["rationale"], tuple(record["weights"]), dict(record["notes"]))
-
 
 def projection(design: Design, weights: Sequence[float], rationale: str = "") -> Metric:
     """The metric that adds each pair's proportion of B choices times its weight;

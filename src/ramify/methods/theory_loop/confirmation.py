@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from scipy.special import stdtr
 
-from ramify.base.errors import UserError
+from ramify.base import codec
+from ramify.base.errors import EXIT_DONE, EXIT_FAILED, UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.seeds import generator
 from ramify.methods.theory_loop.bench import TheoryBench
 from ramify.methods.theory_loop.domain import Data, Design, hilbig, read_design
 from ramify.methods.theory_loop.theories import Theory
+from ramify.render.numbers import number, p_value
+from ramify.render.result import Result, Section, table
 from ramify.stats.evidence import holm
+from ramify.trace.node import Finding
 
+CONFIRM = "theory-loop confirm"
 DRAWS = 400
 """Parameter draws of a prediction; of a theory that reads history HISTORY_DRAWS."""
 HISTORY_DRAWS = 40
@@ -89,8 +94,8 @@ class Registration:
     expected: Mapping[str, float] = field(default_factory=dict)
     """Of contrasts, by theory: the mean of the sum minus ``above``, the smallest of them, if that theory is true."""
 
-    def to_json(self) -> dict[str, Any]:
-        """As written to a file."""
+    def filed(self) -> RegistrationFile:
+        """As written to a file, with its hash."""
         claim, test = CLAIMS.get(
             self.name,
             (
@@ -99,51 +104,73 @@ class Registration:
                 "winner is named where all hold",
             ),
         )
-        table = {name: list(weights) for name, weights in self.contrasts.items()}
-        contrast = {"name": self.name, "contrast": table.get("", table), "above": self.above, "expected": dict(self.expected)}
-        record: dict[str, Any] = {
-            "claim": claim,
-            "test": test,
-            "label": self.label,
-            "theory": self.theory.to_json(),
-            "rivals": {name: rival.to_json() for name, rival in self.rivals.items()},
-            "design": self.design.to_json(),
-            "people": self.people,
-            "alpha": self.alpha,
-            "power": dict(self.power),
-            "draws": [DRAWS, HISTORY_DRAWS],
-            "seed": self.seed,
-            **(contrast if self.contrasts else {}),
-        }
-        return record | {"hash": stable_hash("registration", canonical_json(record))}
+        made = RegistrationFile(
+            claim=claim,
+            test=test,
+            name=self.name,
+            label=self.label,
+            theory=self.theory,
+            rivals=dict(self.rivals),
+            design=self.design.to_json(),
+            people=self.people,
+            alpha=self.alpha,
+            power=dict(self.power),
+            draws=(DRAWS, HISTORY_DRAWS),
+            seed=self.seed,
+            contrasts=dict(self.contrasts),
+            above=self.above,
+            expected=dict(self.expected),
+        )
+        return replace(made, hash=stable_hash("registration", canonical_json(codec.to_json(made))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistrationFile:
+    """A registration as its file says it: what is claimed, how it is tested, all that decides it, and the hash of that."""
+
+    claim: str
+    test: str
+    name: Test
+    label: str
+    theory: Theory
+    rivals: Mapping[str, Theory]
+    design: Mapping[str, Any]
+    people: int
+    alpha: float
+    power: Mapping[str, float]
+    draws: tuple[int, int]
+    seed: int
+    contrasts: Mapping[str, tuple[float, ...]]
+    above: float
+    expected: Mapping[str, float]
+    hash: str = ""
 
 
 def read_registration(record: Any) -> Registration:
-    """Inverse of :meth:`Registration.to_json`. Raises UserError where it is none, or was changed after it was made."""
+    """The registration that a file holds. Raises UserError where it is none, or was changed after it was made."""
     try:
-        contrast = record.get("contrast", {})
-        contrasts = contrast if isinstance(contrast, dict) else {"": contrast}
-        made = Registration(
-            record["label"],
-            Theory.from_json(record["theory"]),
-            {name: Theory.from_json(one) for name, one in record["rivals"].items()},
-            read_design(record["design"]),
-            int(record["people"]),
-            float(record["alpha"]),
-            dict(record["power"]),
-            int(record["seed"]),
-            {str(name): tuple(float(w) for w in weights) for name, weights in contrasts.items()},
-            float(record.get("above", 0.0)),
-            record.get("name", "predicts"),
-            dict(record.get("expected", {})),
-        )
-        known = made.to_json()
-        sizes = {len(weights) for weights in made.contrasts.values()}
-        if sizes and (sizes != {made.design.pairs} or made.name not in CLAIMS):
+        read = codec.from_json(RegistrationFile, record)
+        design = read_design(read.design)
+        if any(len(weights) != design.pairs for weights in read.contrasts.values()):
             raise ValueError("a contrast has one number for each pair")
     except Exception as error:
-        raise UserError(f"this is no registration: {type(error).__name__}: {str(error)[:100]}") from None
-    changed = [name for name in known if record.get(name) != known[name]]
+        raise UserError(f"this is no registration: {str(error)[:160]}") from None
+    made = Registration(
+        read.label,
+        read.theory,
+        read.rivals,
+        design,
+        read.people,
+        read.alpha,
+        read.power,
+        read.seed,
+        read.contrasts,
+        read.above,
+        read.name,
+        read.expected,
+    )
+    known, given = codec.to_json(made.filed()), codec.to_json(read)
+    changed = [name for name in known if given[name] != known[name]]
     if changed:
         raise UserError(f"the registration was changed after it was made: its '{changed[0]}' is not what its hash says")
     return made
@@ -158,59 +185,147 @@ async def errors(bench: TheoryBench, theory: Theory, data: Data, seed: int, *key
     return ((p - data.response) ** 2).mean(axis=1), float(np.log(likelihood).mean())
 
 
-async def compare(bench: TheoryBench, registration: Registration, data: Data) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RivalTest:
+    """A claimant against one rival, person by person."""
+
+    rival: str
+    difference: float
+    """Mean of the rival's error minus the claimant's."""
+    t: float | None
+    p: float
+    log_likelihood: float
+    """Of the rival, a choice."""
+    holm: float = math.nan
+
+
+@dataclass(frozen=True)
+class ContrastTest:
+    """One contrast of a registration, and the rule that it opposes."""
+
+    opposes: str
+    estimate: float
+    t: float | None
+    p: float
+    holm: float = math.nan
+
+
+@dataclass(frozen=True)
+class ClaimTest(Result):
+    """A registered claim, tested once on fresh participants."""
+
+    claim: str
+    name: Test
+    label: str
+    people: int
+    registered: int
+    holds: bool
+    p: float
+    """The largest of all rivals or contrasts, after Holm."""
+    winner: str | None = None
+    error: float | None = None
+    """The claimant's, where the claim is that it predicts better; with it what it is compared with."""
+    log_likelihood: float | None = None
+    rivals: tuple[RivalTest, ...] = ()
+    estimate: float | None = None
+    """Of the contrast that is furthest from holding, with its t; and what each theory expects."""
+    t: float | None = None
+    contrasts: tuple[ContrastTest, ...] = ()
+    expected: Mapping[str, float] = field(default_factory=dict)
+    strict: bool = field(default=False, metadata={"json": False})
+
+    @property
+    def exit_code(self) -> int:
+        """1 of a strict one where the claim does not hold."""
+        return EXIT_FAILED if self.strict and not self.holds else EXIT_DONE
+
+    def sections(self) -> Iterable[Section]:
+        """The test and what it comes to."""
+        people = f"{self.people} of {self.registered} people"
+        if not self.rivals:
+            several = len(self.contrasts) > 1
+            measured = [
+                (f"against {one.opposes}" if several else "measured", one.estimate, one.t, p_value(one.holm))
+                for one in self.contrasts
+            ]
+            expected = [(f"expected by {name}", value, None, None) for name, value in self.expected.items()]
+            head = ("", "contrast", "t", "p, Holm" if several else "p")
+            says = f"{people}: {'it holds' if self.holds else 'it is not shown'}"
+            yield Section.of("", self.claim, table(head, (*measured, *expected)), says)
+            return
+        rows = [(one.rival, one.difference, one.t, p_value(one.p), p_value(one.holm), one.log_likelihood) for one in self.rivals]
+        yield Section.of(
+            "",
+            self.claim,
+            table(("rival", "its error - own", "t", "p", "Holm", "log-likelihood a choice"), rows),
+            f"{self.label}: error {number(self.error)}, log-likelihood {number(self.log_likelihood)} a choice, {people}\n"
+            + (f"winner: {self.winner}" if self.winner else "no winner: not every rival is beaten"),
+        )
+
+    def finding(self, key: str) -> Finding:
+        """What it came to, for the run; ``key`` is the registration's hash."""
+        people = f"{self.people} fresh participants"
+        if self.rivals:
+            said = "; ".join(f"{one.rival}: p {p_value(one.holm)}" for one in self.rivals)
+            what = "says better what people choose next than each rival" if self.holds else "does not beat every rival"
+            name, value, unit = "winner" if self.holds else "no winner", self.error, "mean squared error"
+            why = f"{self.label} {what} ({said}, Holm), {people}"
+        else:
+            name, value, unit = f"{self.name} {'holds' if self.holds else 'is not shown'}", self.estimate, "contrast"
+            why = f"{self.claim}: {self.estimate:+.3f}, p {p_value(self.p)}, {people}"
+        evidence, identity = codec.to_json(self), {"registration": key}
+        return Finding(name, CONFIRM, why, value=value, unit=unit, evidence=evidence, identity=identity)
+
+
+async def compare(bench: TheoryBench, registration: Registration, data: Data) -> ClaimTest:
     """The registered test on data: for each rival mean difference, t, p and Holm's p;
     whether the claim holds. Raises TheoryError, UserError."""
-    known = {"label": registration.label, "people": len(data.order), "registered": registration.people}
+    claim, alpha = registration.filed().claim, registration.alpha
+    known = (claim, registration.name, registration.label, len(data.order), registration.people)
     if registration.contrasts:
         tested = _tested(registration, data)
-        worst = max(tested, key=lambda row: float(row["holm"]))
-        return {
-            **known,
-            "name": registration.name,
-            **{name: worst[name] for name in ("estimate", "t")},
-            "p": worst["holm"],
-            **({"contrasts": tested} if len(tested) > 1 else {}),
-            "expected": dict(registration.expected),
-            "holds": float(worst["holm"]) < registration.alpha,
-        }
+        worst = max(tested, key=lambda row: row.holm)
+        return ClaimTest(
+            *known,
+            worst.holm < alpha,
+            worst.holm,
+            estimate=worst.estimate,
+            t=worst.t,
+            contrasts=tested,
+            expected=dict(registration.expected),
+        )
     own, likelihood = await errors(bench, registration.theory, data, registration.seed, "confirm", registration.label)
-    rows: list[dict[str, Any]] = []
+    rows: list[RivalTest] = []
     for name, rival in registration.rivals.items():
         other, rival_likelihood = await errors(bench, rival, data, registration.seed, "confirm", name)
         t, p = one_sided_t(other - own)
-        rows.append(
-            {
-                "rival": name,
-                "difference": float(np.mean(other - own)),
-                "t": t if math.isfinite(t) else None,
-                "p": p,
-                "log_likelihood": rival_likelihood,
-            }
-        )
-    for row, corrected in zip(rows, holm([float(row["p"]) for row in rows]), strict=True):
-        row["holm"] = float(corrected)
-    named = bool(rows) and all(float(row["holm"]) < registration.alpha for row in rows)
-    return {
-        **known,
-        "error": float(own.mean()),
-        "log_likelihood": likelihood,
-        "rivals": rows,
-        "winner": registration.label if named else None,
-        "holds": named,
-    }
+        rows.append(RivalTest(name, float(np.mean(other - own)), _finite(t), p, rival_likelihood))
+    rivals = tuple(replace(row, holm=p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True))
+    worst_p = max((row.holm for row in rivals), default=1.0)
+    named = worst_p < alpha
+    return ClaimTest(
+        *known,
+        named,
+        worst_p,
+        winner=registration.label if named else None,
+        error=float(own.mean()),
+        log_likelihood=likelihood,
+        rivals=rivals,
+    )
 
 
-def _tested(registration: Registration, data: Data) -> list[dict[str, Any]]:
+def _finite(t: float) -> float | None:
+    return t if math.isfinite(t) else None
+
+
+def _tested(registration: Registration, data: Data) -> tuple[ContrastTest, ...]:
     """Each contrast of a registration: the rule that it opposes, estimate, t, p, and p after Holm."""
-    rows: list[dict[str, Any]] = []
+    rows: list[ContrastTest] = []
     for name, weights in registration.contrasts.items():
         values = sums(weights, data) - registration.above
         t, p = one_sided_t(values)
-        rows.append({"opposes": name, "estimate": float(values.mean()), "t": t if math.isfinite(t) else None, "p": p})
-    for row, corrected in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row["holm"] = float(corrected)
-    return rows
+        rows.append(ContrastTest(name, float(values.mean()), _finite(t), p))
+    return tuple(replace(row, holm=p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True))
 
 
 def sums(contrast: Sequence[float] | np.ndarray, data: Data) -> np.ndarray:

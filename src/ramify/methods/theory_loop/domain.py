@@ -7,7 +7,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,6 @@ class TheoryError(Exception):
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
         self.kind, self.why = kind, why
-
-    def to_json(self) -> dict[str, str]:
-        """As stored."""
-        return {"problem": self.kind, "why": self.why}
 
 
 PROBLEMS = {
@@ -194,6 +190,50 @@ def hilbig() -> Design:
 
 
 @dataclass(frozen=True)
+class PersonReport:
+    """How somebody took part, and why they are left out; ``dropped`` is empty where they are kept."""
+
+    subject: str
+    trials: int
+    same_key: float
+    alternates: float
+    mean_rt_ms: float | None
+    off_tab_ms: float | None
+    bot: bool
+    dropped: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut(PersonReport):
+    """Somebody who is left out, with their choices."""
+
+    order: tuple[int, ...]
+    response: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """What else is known of subjects: how many there were, how many ended early or were left out."""
+
+    asked: int | None = None
+    failed: int = 0
+    dropped: tuple[LeftOut, ...] = ()
+    reports: tuple[PersonReport, ...] = ()
+
+
+@dataclass(frozen=True)
+class StoredChoices:
+    """:class:`Data` as a run stores it: both arrays as base64 of unsigned bytes."""
+
+    design: Mapping[str, Any]
+    shape: tuple[int, int]
+    order: str
+    response: str
+    subjects: tuple[str, ...]
+    extra: Attendance
+
+
+@dataclass(frozen=True)
 class Data:
     """What subjects chose: the pair of each trial (S, T) and the response (S, T), 0 = A, 1 = B,
     in the order in which they were made."""
@@ -202,8 +242,7 @@ class Data:
     order: np.ndarray
     response: np.ndarray
     subjects: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else is known of them: how many were left out, from where they are."""
+    extra: Attendance = Attendance()
 
     @cached_property
     def proportions(self) -> np.ndarray:
@@ -225,47 +264,29 @@ class Data:
         both = [np.bincount(cells, weights, len(self.order) * size) for weights in (None, self.response.ravel().astype(float))]
         return both[0].reshape(-1, size).astype(float), both[1].reshape(-1, size)
 
-    def to_json(self) -> dict[str, Any]:
-        """As stored: both arrays as base64 of unsigned bytes."""
-        return {
-            "design": self.design.to_json(),
-            "shape": list(self.order.shape),
-            "order": base64.b64encode(self.order.astype(np.uint8).tobytes()).decode(),
-            "response": base64.b64encode(self.response.astype(np.uint8).tobytes()).decode(),
-            "subjects": list(self.subjects),
-            "extra": dict(self.extra),
-        }
+    def stored(self) -> StoredChoices:
+        """As a run stores it."""
+        order, response = (base64.b64encode(one.astype(np.uint8).tobytes()).decode() for one in (self.order, self.response))
+        return StoredChoices(self.design.to_json(), self.order.shape, order, response, self.subjects, self.extra)
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Data:
-        """Inverse of :meth:`to_json`."""
-        arrays = [
-            np.frombuffer(base64.b64decode(record[name]), np.uint8).reshape(record["shape"]).astype(np.int64)
-            for name in ("order", "response")
-        ]
-        return cls(read_design(record["design"]), arrays[0], arrays[1], tuple(record["subjects"]), dict(record["extra"]))
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One record a trial, as metrics see them: the columns of :data:`COLUMNS`."""
-        names = self.subjects or tuple(str(s) for s in range(len(self.order)))
-        return [
-            {
-                "subject_id": names[s],
-                "option_a_ratings": list(self.design.a[p]),
-                "option_b_ratings": list(self.design.b[p]),
-                "response": int(r),
-            }
-            for s in range(len(self.order))
-            for p, r in zip(self.order[s].tolist(), self.response[s].tolist(), strict=True)
-        ]
+    def of(cls, kept: StoredChoices) -> Data:
+        """Inverse of :meth:`stored`."""
+        order, response = (
+            np.frombuffer(base64.b64decode(text), np.uint8).reshape(kept.shape).astype(np.int64)
+            for text in (kept.order, kept.response)
+        )
+        return cls(read_design(kept.design), order, response, kept.subjects, kept.extra)
 
     def to_csv(self) -> str:
         """All trials as CSV, lists as JSON."""
         out = io.StringIO()
-        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows():
-            writer.writerow({name: canonical_json(value) if isinstance(value, list) else value for name, value in row.items()})
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        names = self.subjects or tuple(str(s) for s in range(len(self.order)))
+        pairs = [[canonical_json(list(side)) for side in pair] for pair in zip(self.design.a, self.design.b, strict=True)]
+        for name, order, response in zip(names, self.order.tolist(), self.response.tolist(), strict=True):
+            writer.writerows([name, *pairs[p], r] for p, r in zip(order, response, strict=True))
         return out.getvalue()
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.ledger import Ledger
@@ -27,17 +30,30 @@ from ramify.methods.theory_loop.algorithm import (
     RETRIES,
     LoopConfig,
     MetricEstimate,
+    ScoredTheory,
     accepted,
     candidate_loss,
     scoreboard,
     welch_p,
 )
 from ramify.methods.theory_loop.bench import Metric, TheoryBench, projection
-from ramify.methods.theory_loop.domain import PROBLEMS, Data, Design, TheoryError, random_design, read_design
-from ramify.methods.theory_loop.participants import Participants, find_participants, given_participants
+from ramify.methods.theory_loop.domain import (
+    PROBLEMS,
+    Attendance,
+    Data,
+    Design,
+    PersonReport,
+    StoredChoices,
+    TheoryError,
+    random_design,
+    read_design,
+)
+from ramify.methods.theory_loop.participants import Kept, Participants, SubjectChoices, find_participants, given_participants
 from ramify.methods.theory_loop.proposer import (
     AdvocateTurn,
     Experiment,
+    Gate,
+    LoopProblem,
     Proposer,
     TheoryGrammar,
     TheoryPool,
@@ -45,9 +61,11 @@ from ramify.methods.theory_loop.proposer import (
     Verdict,
 )
 from ramify.methods.theory_loop.theories import Theory, check_theory, find_theory
-from ramify.trace.db import Run
+from ramify.render.numbers import p_value
+from ramify.render.result import Grid, Result, Section, table
+from ramify.trace.db import Record, Run
 from ramify.trace.foreign import root
-from ramify.trace.node import Finding, Provenance, Score, make_node
+from ramify.trace.node import Finding, Node, Provenance, Score, make_node
 
 KIND = "theory-loop run"
 THEORIES, EXPERIMENTS = "theories", "experiments"
@@ -58,6 +76,167 @@ SEED, PROPOSED, COLLECTED, PREDICTED, DECIDED, CANDIDATE, REPLACED, PROBLEM, SUB
 PERSON, CONFIRMED, ADMITTED = "person", "confirmation", "admitted"
 LEADERBOARD, LOSS = "theory-loop leaderboard", "theory-loop loss"
 BLOB = "blob:"
+
+
+@dataclass(frozen=True)
+class AdmittedTheory:
+    """A seed theory: its label and its node."""
+
+    label: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What a round ended with: the theory that holds the slot now, and the one that it replaced, if one could be used."""
+
+    slot: int
+    label: str
+    node: str
+    replaced: str | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An advocate's experiment; ``design`` is its JSON."""
+
+    proposer: str
+    design: Mapping[str, Any]
+    metric: Metric
+    gate: Gate
+    node: str
+
+
+@dataclass(frozen=True)
+class CollectedData:
+    """The data of an experiment: a blob, and what was measured on it; None where the metric failed."""
+
+    data: str
+    real: MetricEstimate | None
+    people: int
+    extra: Attendance
+
+
+@dataclass(frozen=True)
+class StoredPrediction:
+    """What a theory predicts of an experiment; None where it failed."""
+
+    estimate: MetricEstimate | None
+
+
+@dataclass(frozen=True)
+class CandidateTheory:
+    """A candidate of a revision; no node where none could be used, no loss where it is infinite."""
+
+    node: str | None = None
+    loss: float | None = None
+    accepted: bool = False
+    regenerate: bool = True
+    critique: str = ""
+
+
+@dataclass(frozen=True)
+class PersonChoices:
+    """Somebody's choices as they were imported."""
+
+    order: tuple[int, ...]
+    response: tuple[int, ...]
+    report: PersonReport
+
+
+@dataclass(frozen=True)
+class RankedTheory(ScoredTheory):
+    """A theory on the leaderboard with what it says and its node."""
+
+    theory: str
+    node: str
+
+
+@dataclass(frozen=True)
+class ExperimentSummary:
+    """An experiment: its gate, what was measured, and what every admitted theory predicts of it."""
+
+    key: str
+    proposer: str
+    p: float
+    passed: bool
+    people: int | None
+    real: MetricEstimate | None
+    predictions: Mapping[str, MetricEstimate | None]
+
+    @classmethod
+    def of(cls, one: Experiment) -> ExperimentSummary:
+        """Of an experiment of the pool."""
+        return cls(one.key, one.proposer, one.gate.p, one.gate.passed, one.people, one.real, one.predictions)
+
+
+@dataclass(frozen=True)
+class GateCount:
+    """How many experiments passed the gate."""
+
+    passed: int
+    of: int
+
+
+@dataclass(frozen=True)
+class TheoryLoopReport(Result):
+    """What a loop came to."""
+
+    rounds: int
+    survivors: tuple[str, ...]
+    leaderboard: tuple[RankedTheory, ...]
+    experiments: tuple[ExperimentSummary, ...]
+    gate: GateCount
+    problems: Mapping[str, int]
+    """How often what went wrong."""
+    spent: Mapping[str, Mapping[str, float]]
+    waiting: str | None = None
+    """The experiment that waits for people's data."""
+    folder: str = field(default="", metadata={"json": False})
+
+    def sections(self) -> Iterable[Section]:
+        """Leaderboard, rounds, gate, problems, and what is waited for."""
+        waits = (
+            f"experiment {self.waiting} waits for people: `ramify theory-loop export {self.folder} --out task.html`, then "
+            "import-data"
+        )
+        counted = [f"{n} times {kind}: {PROBLEMS[kind]}" for kind, n in self.problems.items()]
+        yield Section.of(
+            "",
+            board_table(self.leaderboard, self.survivors),
+            "\n".join((f"{self.rounds} rounds; {self.gate.passed} of {self.gate.of} experiments passed the gate", *counted)),
+            waits if self.waiting else "",
+        )
+
+    def findings(self) -> list[Finding]:
+        """The survivors, for the run."""
+        best = {row.label: row for row in self.leaderboard}
+        return [
+            Finding(
+                "surviving theory",
+                KIND,
+                f"{label}: score {best[label].score:.3f} over {self.gate.of} experiments; {best[label].theory}",
+                best[label].node,
+                0,
+                f"ramify theory-loop confirm {self.folder} tests it on fresh participants",
+                best[label].score,
+                "score",
+                codec.to_json(best[label]),
+            )
+            for label in self.survivors
+        ]
+
+
+def board_table(rows: Sequence[RankedTheory], survivors: Sequence[str]) -> Grid:
+    """The leaderboard as a reader sees it."""
+    return table(
+        ("theory", "score", "mean distance", "", "says"),
+        [
+            (row.label, row.score, row.mean_distance, "survives" if row.label in survivors else "", row.theory[:90])
+            for row in rows
+        ],
+    )
 
 
 class WaitingError(Exception):
@@ -85,13 +264,14 @@ class TheoryLoop:
         name."""
         self.config, self.seeds, self.run, self.bench, self.progress = config, list(seeds), run, bench, progress
         self.pool, self.ledger = TheoryPool(), Ledger()
-        self.known = {(one.kind, one.key): one.payload for one in run.journal()}
+        self.problems = list(run.memo(PROBLEM, LoopProblem).values())
+        self.predicted = run.memo(PREDICTED, StoredPrediction)
         self.participants = participants or find_participants(config.participants, config.noise, bench)
         self.proposer = proposer or find_proposer(config, bench)
         if hasattr(self.proposer, "bind"):
             self.proposer.bind(self)
 
-    async def go(self) -> dict[str, Any]:
+    async def go(self) -> TheoryLoopReport:
         """Every round up to the last; returns :meth:`result`.
         Raises WaitingError where people's data is to come, InfrastructureError."""
         steps = self.config.rounds * (self.config.iterations + 5)
@@ -107,32 +287,21 @@ class TheoryLoop:
             await self.backfill()
             self._score(number)
         found = self.result()
-        self._conclude(found)
+        self.run.conclude(KIND, found.findings())
         return found
 
     # -- steps
 
-    async def _once(self, kind: str, key: str, make: Callable[[], Awaitable[tuple[dict[str, Any], list[Any]]]]) -> dict[str, Any]:
-        """A step of the journal: what is stored, else what ``make`` returns, committed together with its records."""
-        if (kind, key) not in self.known:
-            payload, records = await make()
-            with self.run.transaction():
-                self.run.add(*records)
-                self.run.log(kind, key, payload)
-            self.known[kind, key] = payload
-        found: dict[str, Any] = self.known[kind, key]
-        return found
-
-    def problem(self, where: str, error: TheoryError, **more: Any) -> dict[str, Any]:
+    def problem(self, where: str, error: TheoryError, code: str = "") -> LoopProblem:
         """Record what went wrong; the loop continues."""
         assert error.kind in PROBLEMS, error.kind
-        record = {"where": where, **error.to_json(), **more}
-        key = f"{where}/{sum(kind == PROBLEM for kind, _ in self.known)}/{stable_hash(canonical_json(record))[:8]}"
-        self.run.log(PROBLEM, key, record)
-        self.known[PROBLEM, key] = record
-        return record
+        found = LoopProblem(where, error.kind, error.why, code)
+        record = codec.to_json(found)
+        self.run.log(PROBLEM, f"{where}/{len(self.problems)}/{stable_hash(canonical_json(record))[:8]}", record)
+        self.problems.append(found)
+        return found
 
-    def _node(self, theory: Theory, parent: str | None, maker: str, index: int, **data: Any) -> Any:
+    def _node(self, theory: Theory, parent: str | None, maker: str, index: int, **data: Any) -> tuple[Provenance, Node]:
         provenance = Provenance(maker, self.proposer.identity if parent else stable_hash("seed"), {}, self.config.seed)
         above = self.run.node(parent) if parent else root(self.run, THEORIES)
         return provenance, make_node(
@@ -143,7 +312,7 @@ class TheoryLoop:
             theory.file(),
             provenance=provenance.hash,
             index=index,
-            data={"theory": theory.to_json(), **data},
+            data={"theory": codec.to_json(theory), **data},
         )
 
     async def _begin(self) -> None:
@@ -151,42 +320,36 @@ class TheoryLoop:
             self.run.add_tree(tree, {"id": tree})
         for i, theory in enumerate(self.seeds):
             label = f"pi_{i + 1}"
-
-            async def make(theory: Theory = theory, label: str = label, i: int = i) -> tuple[dict[str, Any], list[Any]]:
-                provenance, node = self._node(theory, None, "seed", i, label=label)
-                return {"label": label, "node": node.id}, [provenance, node]
-
-            self._admit(await self._once(SEED, label, make))
+            seed = self.run.once(SEED, label, AdmittedTheory, partial(self._planted, i, theory, label))
+            self._admit(seed.label, seed.node)
         self.pool.slots = ["pi_1", "pi_2"]
 
-    def _admit(self, record: Mapping[str, Any]) -> None:
-        node = self.run.node(str(record["node"]))
-        self.pool.theories[record["label"]] = Theory.from_json(node.data["theory"])
-        self.pool.nodes[record["label"]] = node.id
+    def _planted(self, i: int, theory: Theory, label: str) -> tuple[AdmittedTheory, list[Record]]:
+        provenance, node = self._node(theory, None, "seed", i, label=label)
+        return AdmittedTheory(label, node.id), [provenance, node]
+
+    def _admit(self, label: str, node: str) -> None:
+        self.pool.theories[label], self.pool.nodes[label] = theory_at(self.run, node), node
 
     async def _observe(self, number: int, before: int) -> None:
         for slot in (0, 1):
             key = f"{number}.{slot + 1}"
-            record = await self._once(PROPOSED, key, partial(self._propose, number, slot, key))
-            observation = experiment_of(key, record, None)
+            proposal = await self.run.once_awaited(PROPOSED, key, Proposal, partial(self._propose, number, slot, key))
+            observation = experiment_of(key, proposal)
             self.progress.at(
-                before + 2 * slot + 1, f"round {number}: {observation.proposer} proposed, p {observation.gate['p']:.2g}"
+                before + 2 * slot + 1,
+                f"round {number}: {observation.proposer} proposed, p {p_value(observation.gate.p)}",
             )
-            if (COLLECTED, key) not in self.known:
-                await self._collect(observation)
-            found = self.known[COLLECTED, key]
-            observation.data = found["data"]
-            observation.real = (
-                None if found["real"] is None else MetricEstimate(found["real"]["value"], found["real"]["variance"])
-            )
+            found = await self.run.once_awaited(COLLECTED, key, CollectedData, partial(self._collected, observation))
+            observation.take(found.data, found.real, found.people)
             self.pool.observations.append(observation)
-            self.progress.at(before + 2 * slot + 2, f"round {number}: {found['people']} participants")
+            self.progress.at(before + 2 * slot + 2, f"round {number}: {found.people} participants")
 
-    async def _propose(self, number: int, slot: int, key: str) -> tuple[dict[str, Any], list[Any]]:
+    async def _propose(self, number: int, slot: int, key: str) -> tuple[Proposal, list[Record]]:
         """An advocate's designs and metrics until one passes the gate, else the last one (steps 1a to 1e)."""
         config, pool, label = self.config, self.pool, self.pool.slots[slot]
-        failures: list[dict[str, Any]] = []
-        last: tuple[Design, Metric, dict[str, Any]] | None = None
+        failures: list[LoopProblem] = []
+        last: tuple[Design, Metric, Gate] | None = None
         designs, metrics = self.proposer.tries or (DESIGNS, METRICS)
         for attempt in range(designs):
             at = AdvocateTurn(number, slot, attempt, failures)
@@ -210,23 +373,22 @@ class TheoryLoop:
                 if gate is None:
                     continue
                 last = design, metric, gate
-                if gate["passed"]:
+                if gate.passed:
                     return self._proposal(key, label, *last)
-                why = f"p {gate['p']:.3g}, which is not below {config.alpha:g}"
-                failures.append({"where": f"{key} metric", "problem": "", "why": why, "gate": gate, "code": metric.code})
+                why = f"p {gate.p:.3g}, which is not below {config.alpha:g}"
+                failures.append(LoopProblem(f"{key} metric", "", why, metric.code))
         if last is None:  # nothing could be used: an experiment by chance, so that the loop learns something
             design = random_design(generator(config.seed, "fallback", key), CUES, rating_max=config.most)
-            none = {"value": None, "variance": None}
             last = (
                 design,
                 projection(design, [1.0] * design.pairs, "how often B is chosen"),
-                {"p": 1.0, "passed": False, "own": none, "rival": none, "searched": len(failures)},
+                Gate(searched=len(failures)),
             )
-        why = f"p {last[2]['p']:.3g} of the one that is used, and {config.alpha:g} was wanted"
+        why = f"p {last[2].p:.3g} of the one that is used, and {config.alpha:g} was wanted"
         self.problem(f"{key} gate", TheoryError("no metric passed", why))
         return self._proposal(key, label, *last)
 
-    async def _retried(self, make: Callable[[], Awaitable[Any]], where: str, failures: list[dict[str, Any]]) -> Any:
+    async def _retried(self, make: Callable[[], Awaitable[Any]], where: str, failures: list[LoopProblem]) -> Any:
         """What a proposer makes, None where every try was unusable."""
         for _ in range(RETRIES):
             try:
@@ -235,29 +397,19 @@ class TheoryLoop:
                 failures.append(self.problem(where, error))
         return None
 
-    async def _gate(
-        self, metric: Metric, own: Data, rival: Data, where: str, failures: list[dict[str, Any]]
-    ) -> dict[str, Any] | None:
+    async def _gate(self, metric: Metric, own: Data, rival: Data, where: str, failures: list[LoopProblem]) -> Gate | None:
         try:
             first, notes = await self.bench.measure(metric, own)
             second, _ = await self.bench.measure(metric, rival)
         except TheoryError as error:
-            failures.append(self.problem(where, error, code=metric.code))
+            failures.append(self.problem(where, error, metric.code))
             return None
         for kind, why in notes:
             failures.append(self.problem(where, TheoryError(kind, why)))
         p = welch_p(first, second, self.config.people)
-        return {
-            "p": p,
-            "passed": p < self.config.alpha,
-            "own": first.to_json(),
-            "rival": second.to_json(),
-            "searched": len(failures) + 1,
-        }
+        return Gate(p, p < self.config.alpha, first, second, len(failures) + 1)
 
-    def _proposal(
-        self, key: str, label: str, design: Design, metric: Metric, gate: dict[str, Any]
-    ) -> tuple[dict[str, Any], list[Any]]:
+    def _proposal(self, key: str, label: str, design: Design, metric: Metric, gate: Gate) -> tuple[Proposal, list[Record]]:
         above, text = root(self.run, EXPERIMENTS), f"{design.rationale}\n{metric.rationale}".strip()
         node = make_node(
             EXPERIMENTS,
@@ -265,61 +417,52 @@ class TheoryLoop:
             len(above),
             "user",
             f"experiment {key} of {label}: {text}"[:2000],
-            data={"key": key, "design": design.to_json(), "metric": metric.to_json()},
+            data={"key": key, "design": design.to_json(), "metric": codec.to_json(metric)},
         )
-        return {"proposer": label, "design": design.to_json(), "metric": metric.to_json(), "gate": gate, "node": node.id}, [node]
+        return Proposal(label, design.to_json(), metric, gate, node.id), [node]
 
-    async def _collect(self, observation: Experiment) -> None:
+    async def _collected(self, observation: Experiment) -> tuple[CollectedData, tuple[()]]:
         """Real data of an observation, and its real value (steps 2 and 3). Raises WaitingError."""
-        key, config = observation.key, self.config
-        data = await self.participants.collect(observation.design, config.people, config.seed, key, self._kept)
+        config, kept = self.config, kept_in(self.run)
+        data = await self.participants.collect(observation.design, config.people, config.seed, observation.key, kept)
         if data is None:
             raise WaitingError(observation)
-        await self.take(observation, data)
+        return await self._measured(observation, data)
 
     async def take(self, observation: Experiment, data: Data) -> None:
         """Keep the data of an observation, and measure it."""
+        make = partial(self._measured, observation, data)
+        await self.run.once_awaited(COLLECTED, observation.key, CollectedData, make)
+
+    async def _measured(self, observation: Experiment, data: Data) -> tuple[CollectedData, tuple[()]]:
+        where = f"{observation.key} data"
         if len(data.order) < self.config.people:
-            why = f"{len(data.order)} of {self.config.people}: {canonical_json(dict(data.extra))[:200]}"
-            self.problem(f"{observation.key} data", TheoryError("too few participants", why))
-
-        async def make() -> tuple[dict[str, Any], list[Any]]:
-            real: dict[str, Any] | None = None
-            if len(data.order):
-                try:
-                    estimate, notes = await self.bench.measure(observation.metric, data, checked=True)
-                    real = estimate.to_json()
-                    for kind, why in notes:
-                        self.problem(f"{observation.key} data", TheoryError(kind, why))
-                except TheoryError as error:
-                    self.problem(f"{observation.key} data", error)
-            blob = self.run.put_blob(canonical_json(data.to_json()).encode())
-            return {"data": blob, "real": real, "people": len(data.order), "extra": dict(data.extra)}, []
-
-        await self._once(COLLECTED, observation.key, make)
-
-    def _kept(self, key: str, value: Any) -> Any:
-        if value is not None:
-            self.run.log(SUBJECT, key, value)
-            self.run.commit()
-            self.known[SUBJECT, key] = value
-        return self.known.get((SUBJECT, key))
+            why = f"{len(data.order)} of {self.config.people}: {canonical_json(codec.to_json(data.extra))[:200]}"
+            self.problem(where, TheoryError("too few participants", why))
+        real: MetricEstimate | None = None
+        if len(data.order):
+            try:
+                real, notes = await self.bench.measure(observation.metric, data, checked=True)
+                for kind, why in notes:
+                    self.problem(where, TheoryError(kind, why))
+            except TheoryError as error:
+                self.problem(where, error)
+        blob = self.run.put_blob(canonical_json(codec.to_json(data.stored())).encode())
+        return CollectedData(blob, real, len(data.order), data.extra), ()
 
     async def backfill(self) -> None:
         """Predict every observation by every admitted theory that has no prediction of it yet (step 3)."""
         for label, theory in self.pool.theories.items():
             missing = [one for one in self.pool.observations if label not in one.predictions]
-            wanted = [one for one in missing if (PREDICTED, f"{label}@{one.key}") not in self.known]
+            wanted = [one for one in missing if f"{label}@{one.key}" not in self.predicted]
             if wanted:
                 found = await self._predict(theory, wanted, f"{label} prediction", ADMITTED, label)
                 with self.run.transaction():
                     for one, estimate in zip(wanted, found, strict=True):
-                        payload = None if estimate is None else estimate.to_json()
-                        self.run.log(PREDICTED, f"{label}@{one.key}", payload)
-                        self.known[PREDICTED, f"{label}@{one.key}"] = payload
+                        made = self.predicted[f"{label}@{one.key}"] = StoredPrediction(estimate)
+                        self.run.log(PREDICTED, f"{label}@{one.key}", codec.to_json(made))
             for one in missing:
-                record = self.known[PREDICTED, f"{label}@{one.key}"]
-                one.predictions[label] = None if record is None else MetricEstimate(record["value"], record["variance"])
+                one.predictions[label] = self.predicted[f"{label}@{one.key}"].estimate
 
     async def _predict(
         self, theory: Theory, observations: Sequence[Experiment], where: str, *key: str | int
@@ -343,57 +486,45 @@ class TheoryLoop:
         return found
 
     async def _verdict(self, number: int) -> Verdict:
-        async def make() -> tuple[dict[str, Any], list[Any]]:
-            failures: list[dict[str, Any]] = []
-            found = await self._retried(lambda: self.proposer.verdict(self.pool, number), f"{number} verdict", failures)
-            if found is None:  # the arbiter could not be understood: the numbers decide
-                found = await TheoryGrammar(self.config, self.bench).verdict(self.pool, number)
-            return {
-                "slot": found.slot,
-                "kind": found.kind,
-                "interpretation": found.interpretation,
-                "recommendation": found.recommendation,
-            }, []
+        return await self.run.once_awaited(DECIDED, str(number), Verdict, partial(self._decided, number))
 
-        record = await self._once(DECIDED, str(number), make)
-        return Verdict(record["slot"], record["kind"], record["interpretation"], record["recommendation"])
+    async def _decided(self, number: int) -> tuple[Verdict, tuple[()]]:
+        found = await self._retried(lambda: self.proposer.verdict(self.pool, number), f"{number} verdict", [])
+        if found is None:  # the arbiter could not be understood: the numbers decide
+            found = await TheoryGrammar(self.config, self.bench).verdict(self.pool, number)
+        return found, ()
 
     async def _revise(self, number: int, verdict: Verdict, before: int) -> None:
         """Candidates, each simulated on all observations and accepted only where it loses less (step 5), then the replacement."""
-        config, old = self.config, self.pool.slots[verdict.slot]
         best: tuple[Theory, float, str] | None = None
         tried: list[TriedTheory] = []
-        for iteration in range(config.iterations):
+        for iteration in range(self.config.iterations):
             key = f"{number}.{iteration}"
             make = partial(self._candidate, number, iteration, key, verdict, best, tuple(tried))
-            record = await self._once(CANDIDATE, key, make)
-            if record["node"] is None:
+            found = await self.run.once_awaited(CANDIDATE, key, CandidateTheory, make)
+            if found.node is None:
                 continue
-            loss = math.inf if record["loss"] is None else float(record["loss"])
-            theory = Theory.from_json(self.run.node(record["node"]).data["theory"])
-            if record["accepted"]:
-                best = theory, loss, record["node"]
-            tried.append(TriedTheory(theory, loss, record["accepted"], record["critique"]))
+            loss = math.inf if found.loss is None else found.loss
+            theory = theory_at(self.run, found.node)
+            if found.accepted:
+                best = theory, loss, found.node
+            tried.append(TriedTheory(theory, loss, found.accepted, found.critique))
             self.progress.at(before + iteration, f"round {number}: loss {'-' if best is None else format(best[1], '.3f')}")
-            if not record["regenerate"] and record["accepted"]:
+            if not found.regenerate and found.accepted:
                 break
+        replaced = self.run.once(REPLACED, str(number), Replacement, partial(self._replacement, number, verdict, best))
+        self._admit(replaced.label, replaced.node)
+        self.pool.slots[verdict.slot] = replaced.label
 
-        async def replaced() -> tuple[dict[str, Any], list[Any]]:
-            if best is None:
-                self.problem(f"{number} revision", TheoryError("reply", f"no candidate could be used, so {old} keeps its place"))
-                return {"slot": verdict.slot, "label": old, "node": self.pool.nodes[old]}, []
-            label = next_label(list(self.pool.theories), old, verdict.kind)
-            return {
-                "slot": verdict.slot,
-                "label": label,
-                "node": best[2],
-                "replaced": old,
-                "loss": best[1] if math.isfinite(best[1]) else None,
-            }, []
-
-        record = await self._once(REPLACED, str(number), replaced)
-        self._admit(record)
-        self.pool.slots[verdict.slot] = record["label"]
+    def _replacement(
+        self, number: int, verdict: Verdict, best: tuple[Theory, float, str] | None
+    ) -> tuple[Replacement, tuple[()]]:
+        old = self.pool.slots[verdict.slot]
+        if best is None:
+            self.problem(f"{number} revision", TheoryError("reply", f"no candidate could be used, so {old} keeps its place"))
+            return Replacement(verdict.slot, old, self.pool.nodes[old]), ()
+        label = next_label(list(self.pool.theories), old, verdict.kind)
+        return Replacement(verdict.slot, label, best[2], old, best[1] if math.isfinite(best[1]) else None), ()
 
     async def _candidate(
         self,
@@ -403,20 +534,20 @@ class TheoryLoop:
         verdict: Verdict,
         best: tuple[Theory, float, str] | None,
         tried: Sequence[TriedTheory],
-    ) -> tuple[dict[str, Any], list[Any]]:
+    ) -> tuple[CandidateTheory, list[Record]]:
         old = self.pool.slots[verdict.slot]
-        failures: list[dict[str, Any]] = []
+        failures: list[LoopProblem] = []
 
         async def proposed() -> Theory:
             theory = await self.proposer.theory(
-                self.pool, number, iteration, verdict, None if best is None else best[0], tried, [one["why"] for one in failures]
+                self.pool, number, iteration, verdict, None if best is None else best[0], tried, [one.why for one in failures]
             )
             check_theory(theory)
             return theory
 
         theory = await self._retried(proposed, f"{key} candidate", failures)
         if theory is None:
-            return {"node": None, "loss": None, "accepted": False, "regenerate": True, "critique": ""}, []
+            return CandidateTheory(), []
         predicted = await self._predict(theory, self.pool.observations, f"{key} candidate", "candidate", number)
         labels = list(self.pool.theories)
         loss = candidate_loss(
@@ -438,79 +569,43 @@ class TheoryLoop:
         provenance, node = self._node(
             theory, self.pool.nodes[old], self.proposer.name, number * 1000 + iteration, round=number, iteration=iteration
         )
-        score = Score(node.id, LOSS, loss if math.isfinite(loss) else None, "loss", evidence={"accepted": taken})
-        return {
-            "node": node.id,
-            "loss": loss if math.isfinite(loss) else None,
-            "accepted": taken,
-            "regenerate": again,
-            "critique": critique,
-        }, [provenance, node, score]
+        told = loss if math.isfinite(loss) else None
+        score = Score(node.id, LOSS, told, "loss", evidence={"accepted": taken})
+        return CandidateTheory(node.id, told, taken, again, critique), [provenance, node, score]
 
     # -- results
 
-    def board(self) -> list[dict[str, Any]]:
+    def board(self) -> list[ScoredTheory]:
         """The leaderboard now; see :func:`ramify.methods.theory_loop.algorithm.scoreboard`."""
         return rows_of(self.pool)
 
     def _score(self, number: int) -> None:
-        rows = self.board()
         scores = [
-            Score(self.pool.nodes[row["label"]], LEADERBOARD, row["score"], "leaderboard", evidence={"round": number, **row})
-            for row in rows
+            Score(
+                self.pool.nodes[row.label],
+                LEADERBOARD,
+                row.score,
+                "leaderboard",
+                evidence={"round": number, **codec.to_json(row)},
+            )
+            for row in self.board()
         ]
         with self.run.transaction():
             self.run.add(*scores)
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> TheoryLoopReport:
         """What the loop came to: survivors, leaderboard, gates, replacements, problems."""
-        rows, problems = self.board(), [one for (kind, _), one in self.known.items() if kind == PROBLEM]
-        counted: dict[str, int] = {}
-        for one in problems:
-            counted[one["problem"]] = counted.get(one["problem"], 0) + 1
-        return {
-            "rounds": sum(kind == REPLACED for kind, _ in self.known),
-            "survivors": list(self.pool.slots),
-            "leaderboard": [
-                {**row, "theory": self.pool.theories[row["label"]].description, "node": self.pool.nodes[row["label"]]}
-                for row in rows
-            ],
-            "observations": [
-                {
-                    "key": one.key,
-                    "proposer": one.proposer,
-                    "p": one.gate["p"],
-                    "passed": one.gate["passed"],
-                    "real": one.real.to_json() if one.real else None,
-                    "people": self.known.get((COLLECTED, one.key), {}).get("people"),
-                }
-                for one in self.pool.observations
-            ],
-            "gate": {
-                "passed": sum(bool(one.gate["passed"]) for one in self.pool.observations),
-                "of": len(self.pool.observations),
-            },
-            "problems": counted,
-            "spent": self.ledger.to_json()["spent"],
-        }
-
-    def _conclude(self, found: Mapping[str, Any]) -> None:
-        best = {row["label"]: row for row in found["leaderboard"]}
-        findings = [
-            Finding(
-                "surviving theory",
-                KIND,
-                f"{label}: score {best[label]['score']:.3f} over {found['gate']['of']} experiments; {best[label]['theory']}",
-                self.pool.nodes[label],
-                0,
-                f"ramify theory-loop confirm {self.run.folder} tests it on fresh participants",
-                best[label]["score"],
-                "score",
-                best[label],
-            )
-            for label in found["survivors"]
-        ]
-        self.run.conclude(KIND, findings)
+        seen = self.pool.observations
+        return TheoryLoopReport(
+            rounds=len(self.run.journal(REPLACED)),
+            survivors=tuple(self.pool.slots),
+            leaderboard=ranked(self.pool),
+            experiments=tuple(ExperimentSummary.of(one) for one in seen),
+            gate=GateCount(sum(one.gate.passed for one in seen), len(seen)),
+            problems=dict(Counter(one.problem for one in self.problems)),
+            spent=self.ledger.spent,
+            folder=str(self.run.folder),
+        )
 
 
 def pool_of(run: Run) -> TheoryPool:
@@ -518,36 +613,46 @@ def pool_of(run: Run) -> TheoryPool:
     experiment."""
     if run.kind != KIND:
         raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
-    known, pool = {(one.kind, one.key): one.payload for one in run.journal()}, TheoryPool()
-
-    def admit(record: Mapping[str, Any]) -> None:
-        node = run.node(str(record["node"]))
-        pool.theories[record["label"]], pool.nodes[record["label"]] = Theory.from_json(node.data["theory"]), node.id
-
-    for label in ("pi_1", "pi_2"):
-        if (SEED, label) in known:
-            admit(known[SEED, label])
-            pool.slots.append(label)
-    number = 1
-    while True:
-        for key in (f"{number}.1", f"{number}.2"):
-            if (PROPOSED, key) in known:
-                try:
-                    pool.observations.append(experiment_of(key, known[PROPOSED, key], known.get((COLLECTED, key))))
-                except TheoryError as error:
-                    raise UserError(f"experiment {key} of {run.folder} is damaged: {error}") from None
-        if (REPLACED, str(number)) not in known:
-            break
-        record = known[REPLACED, str(number)]
-        admit(record)
-        pool.slots[record["slot"]] = record["label"]
-        number += 1
-    for one in pool.observations:
-        for label in pool.theories:
-            if (PREDICTED, f"{label}@{one.key}") in known:
-                record = known[PREDICTED, f"{label}@{one.key}"]
-                one.predictions[label] = None if record is None else MetricEstimate(record["value"], record["variance"])
+    pool = TheoryPool()
+    seeds, replaced = run.memo(SEED, AdmittedTheory), run.memo(REPLACED, Replacement)
+    proposed, collected = run.memo(PROPOSED, Proposal), run.memo(COLLECTED, CollectedData)
+    for one in seeds.values():
+        pool.theories[one.label], pool.nodes[one.label] = theory_at(run, one.node), one.node
+        pool.slots.append(one.label)
+    for key, proposal in proposed.items():
+        try:
+            observation = experiment_of(key, proposal)
+        except TheoryError as error:
+            raise UserError(f"experiment {key} of {run.folder} is damaged: {error}") from None
+        if key in collected:
+            observation.take(collected[key].data, collected[key].real, collected[key].people)
+        pool.observations.append(observation)
+    for made in replaced.values():
+        pool.theories[made.label], pool.nodes[made.label] = theory_at(run, made.node), made.node
+        pool.slots[made.slot] = made.label
+    experiments = {one.key: one for one in pool.observations}
+    for name, found in run.memo(PREDICTED, StoredPrediction).items():
+        label, _, key = name.partition("@")
+        if label in pool.theories and key in experiments:
+            experiments[key].predictions[label] = found.estimate
     return pool
+
+
+def theory_at(run: Run, node: str) -> Theory:
+    """The theory that a node holds. Raises UserError where it holds none."""
+    return codec.from_json(Theory, run.node(node).data.get("theory"), f"{run.folder}, node {node}")
+
+
+def kept_in(run: Run) -> Kept:
+    """Subjects that are asked once, and then stand in the run's journal."""
+
+    async def kept(key: str, make: Callable[[], Awaitable[SubjectChoices]]) -> SubjectChoices:
+        async def made() -> tuple[SubjectChoices, tuple[()]]:
+            return await make(), ()
+
+        return await run.once_awaited(SUBJECT, key, SubjectChoices, made)
+
+    return kept
 
 
 async def predictions(
@@ -568,25 +673,16 @@ async def predictions(
     return found
 
 
-def experiment_of(key: str, record: Mapping[str, Any], found: Mapping[str, Any] | None) -> Experiment:
-    """An experiment from the journal: its proposal, and what was collected, if anything."""
-    one = Experiment(
-        key,
-        record["proposer"],
-        read_design(record["design"]),
-        Metric.from_json(record["metric"]),
-        record["gate"],
-        node=record["node"],
-    )
-    if found is not None:
-        one.data = found["data"]
-        one.real = None if found["real"] is None else MetricEstimate(found["real"]["value"], found["real"]["variance"])
-    return one
+def experiment_of(key: str, proposal: Proposal) -> Experiment:
+    """An experiment as it was proposed, without data. Raises TheoryError on a design that is none."""
+    design = read_design(proposal.design)
+    return Experiment(key, proposal.proposer, design, proposal.metric, proposal.gate, node=proposal.node)
 
 
 def data_of_run(run: Run, one: Experiment) -> Data:
     """The stored data of an experiment."""
-    return Data.from_json(json.loads(run.get_blob(one.data)))
+    where = f"{run.folder}, data of experiment {one.key}"
+    return Data.of(codec.from_json(StoredChoices, json.loads(run.get_blob(one.data)), where))
 
 
 def config_of(run: Run) -> tuple[LoopConfig, list[str]]:
@@ -596,12 +692,20 @@ def config_of(run: Run) -> tuple[LoopConfig, list[str]]:
     return LoopConfig(**given), specs
 
 
-def rows_of(pool: TheoryPool) -> list[dict[str, Any]]:
+def rows_of(pool: TheoryPool) -> list[ScoredTheory]:
     """The leaderboard over the experiments that have data and predictions; see
     :func:`ramify.methods.theory_loop.algorithm.scoreboard`."""
     done = [one for one in pool.observations if one.real is not None and one.predictions]
     predicted = [{label: None if v is None else v.value for label, v in one.predictions.items()} for one in done]
     return scoreboard(list(pool.theories), [one.real.value for one in done if one.real], predicted)
+
+
+def ranked(pool: TheoryPool) -> tuple[RankedTheory, ...]:
+    """:func:`rows_of` with what each theory says, and its node."""
+    return tuple(
+        RankedTheory(**asdict(row), theory=pool.theories[row.label].description, node=pool.nodes[row.label])
+        for row in rows_of(pool)
+    )
 
 
 def next_label(labels: Sequence[str], old: str, kind: str) -> str:
@@ -650,7 +754,7 @@ async def run_loop(
     allow_unsandboxed: bool = False,
     participants: Participants | Callable[..., Any] | None = None,
     proposer: Proposer | None = None,
-) -> dict[str, Any]:
+) -> TheoryLoopReport:
     """Run or continue a loop; what :meth:`TheoryLoop.result` says, with ``waiting`` where people's data is to come.
 
     ``participants``, an object or a function of (design, orders, seed), and ``proposer`` take the places of those that the
@@ -672,7 +776,7 @@ async def run_loop(
                 return await loop.go()
             except WaitingError as waiting:
                 loop.pool.observations.append(waiting.observation)
-                return {**loop.result(), "waiting": waiting.observation.key}
+                return replace(loop.result(), waiting=waiting.observation.key)
 
 
 def loop_of(
@@ -683,6 +787,6 @@ def loop_of(
     allow_unsandboxed: bool = False,
     participants: Participants | Callable[..., Any] | None = None,
     proposer: Proposer | None = None,
-) -> dict[str, Any]:
+) -> TheoryLoopReport:
     """:func:`run_loop` for callers without an event loop."""
     return wait_for(run_loop(config, specs, Path(folder), progress, allow_unsandboxed, participants, proposer))

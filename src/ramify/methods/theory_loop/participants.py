@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -14,7 +16,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.plugins import own_function, own_path, source_of
 from ramify.base.seeds import derive_key
 from ramify.methods.theory_loop.bench import TheoryBench
-from ramify.methods.theory_loop.domain import Data, Design, TheoryError, check_choices
+from ramify.methods.theory_loop.domain import Attendance, Data, Design, TheoryError, check_choices
 from ramify.methods.theory_loop.theories import find_theory
 from ramify.model.protocol import Sampling
 from ramify.rollout.failures import FailurePolicy
@@ -22,8 +24,18 @@ from ramify.rollout.sampler import Sampler
 from ramify.score.judge import reply_to
 from ramify.trace.message import Message
 
-Kept = Callable[[str, Any], Any]
-"""``kept(key, None)`` is what is stored of an earlier subject, None without; ``kept(key, choices)`` stores."""
+
+@dataclass(frozen=True)
+class SubjectChoices:
+    """What an agent chose, trial by trial, until a reply was no choice."""
+
+    choices: tuple[int, ...]
+    failed: str = ""
+    """Why it ended early; empty where it did not."""
+
+
+Kept = Callable[[str, Callable[[], Awaitable[SubjectChoices]]], Awaitable[SubjectChoices]]
+"""``kept(key, make)`` is what is stored of an earlier subject, else what ``make`` returns, which is stored."""
 AT_ONCE = 8
 """Agents that are asked at a time."""
 INSTRUCTIONS = """You choose between two options, A and B, again and again. {cues} experts rated both options{scale}. An \
@@ -121,26 +133,23 @@ class Agents:
         orders, gate = design.orders(n, seed, "participants", key), asyncio.Semaphore(AT_ONCE)
         failures: list[InfrastructureError] = []
 
-        async def one(s: int) -> list[int] | None:
+        async def one(s: int) -> tuple[int, ...] | None:
             async with gate:
-                stored = kept(f"{key}/{s}", None)
-                if stored is None:
-                    try:
-                        stored = await self._subject(design, orders[s], (key, s, seed))
-                    except InfrastructureError as error:
-                        failures.append(error)
-                        return None
-                    kept(f"{key}/{s}", stored)
-                return None if stored["failed"] else stored["choices"]
+                try:
+                    stored = await kept(f"{key}/{s}", partial(self._subject, design, orders[s], (key, s, seed)))
+                except InfrastructureError as error:
+                    failures.append(error)
+                    return None
+                return None if stored.failed else stored.choices
 
         found = await asyncio.gather(*(one(s) for s in range(n)))
         done = [s for s, choices in enumerate(found) if choices is not None]
         if not done and failures:
             raise failures[0]
         chosen = np.array([found[s] for s in done], np.int64).reshape(len(done), orders.shape[1])
-        return Data(design, orders[done], chosen, tuple(f"agent{s}" for s in done), {"asked": n, "failed": n - len(done)})
+        return Data(design, orders[done], chosen, tuple(f"agent{s}" for s in done), Attendance(n, n - len(done)))
 
-    async def _subject(self, design: Design, order: np.ndarray, position: tuple[str, int, int]) -> dict[str, Any]:
+    async def _subject(self, design: Design, order: np.ndarray, position: tuple[str, int, int]) -> SubjectChoices:
         key, s, seed = position
         scale = " with 1 (good) or 0 (bad)" if design.rating_max == 1 else f" from 0 to {design.rating_max}"
         validities = ", ".join(f"expert {j + 1}: {100 * v:.0f} %" for j, v in enumerate(design.validities))
@@ -153,10 +162,10 @@ class Agents:
             reply = await reply_to(self._sampler, self._template, messages, self._settings, ("theory-loop", key, s, t, seed))
             found = re.search(r"\b([AB])\b", reply.text)
             if found is None:
-                return {"choices": choices, "failed": f"trial {t}: {reply.text[:80]!r} is neither A nor B"}
+                return SubjectChoices(tuple(choices), f"trial {t}: {reply.text[:80]!r} is neither A nor B")
             choices.append(int(found[1] == "B"))
             messages.append(Message("assistant", found[1]))
-        return {"choices": choices, "failed": ""}
+        return SubjectChoices(tuple(choices))
 
 
 def find_participants(spec: str, noise: float, bench: TheoryBench) -> Participants:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.files import reason
-from ramify.methods.theory_loop.domain import Data, Design
+from ramify.methods.theory_loop.domain import Attendance, Data, Design, LeftOut, PersonReport
+from ramify.render.numbers import percent
 
 PAGE_COLUMNS = (
     *(
@@ -79,12 +80,32 @@ def task_page(design: Design, title: str = "A study of choices", consent: str = 
 class Person:
     """One person's trials, and whether they are kept."""
 
-    subject: str
     order: tuple[int, ...]
     response: tuple[int, ...]
-    report: Mapping[str, Any]
-    dropped: str
-    """Why they are left out; empty where they are kept."""
+    report: PersonReport
+
+    @property
+    def subject(self) -> str:
+        """Their identifier."""
+        return self.report.subject
+
+    @property
+    def dropped(self) -> str:
+        """Why they are left out; empty where they are kept."""
+        return self.report.dropped
+
+
+@dataclass(frozen=True)
+class HumanTrial:
+    """A row of the page's file; what is None or empty is not filtered on."""
+
+    subject: str
+    pair: int
+    response: int
+    key: str
+    rt: float | None
+    off: float | None
+    bot: bool
 
 
 def read_people(path: Path, design: Design) -> list[Person]:
@@ -105,11 +126,11 @@ def read_people(path: Path, design: Design) -> list[Person]:
         for name in ("subject_id", "option_a_ratings", "option_b_ratings", "response"):
             if name not in names:
                 raise UserError(f"{path}: the column '{name}' is missing; there are {', '.join(map(str, names)) or 'none'}")
-        rows: dict[str, list[dict[str, Any]]] = {}
+        rows: dict[str, list[HumanTrial]] = {}
         pairs = {pair: p for p, pair in enumerate(zip(design.a, design.b, strict=True))}
         for row in reader:
             read = _row(row, f"{path}:{reader.line_num}", pairs, design)
-            rows.setdefault(read["subject"], []).append(read)
+            rows.setdefault(read.subject, []).append(read)
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}: {error}") from None
     if not rows:
@@ -117,7 +138,7 @@ def read_people(path: Path, design: Design) -> list[Person]:
     return [_person(subject, trials, design) for subject, trials in rows.items()]
 
 
-def _row(row: Mapping[str, Any], place: str, pairs: Mapping[Any, int], design: Design) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], place: str, pairs: Mapping[Any, int], design: Design) -> HumanTrial:
     subject = str(row["subject_id"] or "").strip()
     if not subject or len(subject) > 200:
         raise UserError(f"{place}: subject_id is empty or longer than 200 characters")
@@ -137,11 +158,15 @@ def _row(row: Mapping[str, Any], place: str, pairs: Mapping[Any, int], design: D
         raise UserError(f"{place}: the pair {list(options[0])} and {list(options[1])} is not in the experiment")
     if str(row["response"]).strip() not in ("0", "1"):
         raise UserError(f"{place}: response is {str(row['response'])!r:.40}, which is neither 0 (A) nor 1 (B)")
-    return {
-        "subject": subject, "pair": pair, "response": int(row["response"]), "key": str(row.get("key") or ""),
-        "rt": _number(row.get("rt_ms"), place, "rt_ms"), "off": _number(row.get("off_tab_ms"), place, "off_tab_ms"),
-        "bot": str(row.get("bot") or "").strip().lower() in ("1", "true", "yes"),
-    }  # fmt: skip
+    return HumanTrial(
+        subject,
+        pair,
+        int(row["response"]),
+        str(row.get("key") or ""),
+        _number(row.get("rt_ms"), place, "rt_ms"),
+        _number(row.get("off_tab_ms"), place, "off_tab_ms"),
+        str(row.get("bot") or "").strip().lower() in ("1", "true", "yes"),
+    )
 
 
 def _number(text: Any, place: str, name: str) -> float | None:
@@ -156,37 +181,31 @@ def _number(text: Any, place: str, name: str) -> float | None:
     return found
 
 
-def _person(subject: str, trials: list[dict[str, Any]], design: Design) -> Person:
-    keys = [one["key"] or str(one["response"]) for one in trials]
-    times = [one["rt"] for one in trials if one["rt"] is not None]
-    away = [one["off"] for one in trials if one["off"] is not None]
+def _person(subject: str, trials: list[HumanTrial], design: Design) -> Person:
+    keys = [one.key or str(one.response) for one in trials]
+    times = [one.rt for one in trials if one.rt is not None]
+    away = [one.off for one in trials if one.off is not None]
     switches = [first != second for first, second in itertools.pairwise(keys)]
-    report: dict[str, Any] = {
-        "subject": subject,
-        "trials": len(trials),
-        "same_key": max(keys.count(key) for key in set(keys)) / len(keys),
-        "alternates": sum(switches) / len(switches) if switches else 0.0,
-        "mean_rt_ms": sum(times) / len(times) if times else None,
-        "off_tab_ms": max(away) if away else None,
-        "bot": any(one["bot"] for one in trials),
-    }
-    wanted = design.pairs * design.repeats
+    report = PersonReport(
+        subject=subject,
+        trials=len(trials),
+        same_key=max(keys.count(key) for key in set(keys)) / len(keys),
+        alternates=sum(switches) / len(switches) if switches else 0.0,
+        mean_rt_ms=sum(times) / len(times) if times else None,
+        off_tab_ms=max(away) if away else None,
+        bot=any(one.bot for one in trials),
+    )
+    wanted, rt, off = design.pairs * design.repeats, report.mean_rt_ms, report.off_tab_ms
     rules = [
-        (report["bot"], "the browser said that it is driven by a program"),
+        (report.bot, "the browser said that it is driven by a program"),
         (len(trials) != wanted, f"{len(trials)} of {wanted} trials"),
-        (report["same_key"] >= SAME_KEY, f"the same key in {report['same_key']:.0%} of trials"),
-        (report["alternates"] >= ALTERNATES, f"alternated in {report['alternates']:.0%} of trials"),
-        (bool(times) and report["mean_rt_ms"] < FASTEST_MS, f"{report['mean_rt_ms'] or 0:.0f} ms a choice on average"),
-        (bool(away) and report["off_tab_ms"] > OFF_TAB_MS, f"{(report['off_tab_ms'] or 0) / 1000:.0f} s away from the tab"),
+        (report.same_key >= SAME_KEY, f"the same key in {percent(report.same_key, 0)} of trials"),
+        (report.alternates >= ALTERNATES, f"alternated in {percent(report.alternates, 0)} of trials"),
+        (rt is not None and rt < FASTEST_MS, f"{rt or 0:.0f} ms a choice on average"),
+        (off is not None and off > OFF_TAB_MS, f"{(off or 0) / 1000:.0f} s away from the tab"),
     ]
     dropped = next((why for true, why in rules if true), "")
-    return Person(
-        subject,
-        tuple(one["pair"] for one in trials),
-        tuple(one["response"] for one in trials),
-        {**report, "dropped": dropped},
-        dropped,
-    )
+    return Person(tuple(one.pair for one in trials), tuple(one.response for one in trials), replace(report, dropped=dropped))
 
 
 def data_of(people: list[Person], design: Design, most: int | None = None) -> Data:
@@ -194,7 +213,9 @@ def data_of(people: list[Person], design: Design, most: int | None = None) -> Da
     dropped ones stay in ``extra`` with their choices and the reason."""
     kept = [one for one in people if not one.dropped][:most]
     size = design.pairs * design.repeats
-    arrays = [np.array([getattr(one, name) for one in kept], np.int64).reshape(len(kept), size) for name in ("order", "response")]
-    left = [{**one.report, "order": list(one.order), "response": list(one.response)} for one in people if one.dropped]
-    extra = {"asked": len(people), "dropped": left, "reports": [dict(one.report) for one in people if not one.dropped]}
-    return Data(design, arrays[0], arrays[1], tuple(one.subject for one in kept), extra)
+    order, response = (
+        np.array(side, np.int64).reshape(len(kept), size) for side in ([p.order for p in kept], [p.response for p in kept])
+    )
+    left = tuple(LeftOut(**asdict(one.report), order=one.order, response=one.response) for one in people if one.dropped)
+    extra = Attendance(len(people), dropped=left, reports=tuple(one.report for one in people if not one.dropped))
+    return Data(design, order, response, tuple(one.subject for one in kept), extra)

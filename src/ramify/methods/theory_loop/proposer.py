@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +18,29 @@ from ramify.methods.theory_loop.domain import Data, Design, random_design
 from ramify.methods.theory_loop.theories import Theory
 
 
+@dataclass(frozen=True)
+class Gate:
+    """What the gate said of a design and a metric: Welch's p on simulated people, and what both theories predict there."""
+
+    p: float = 1.0
+    passed: bool = False
+    own: MetricEstimate | None = None
+    rival: MetricEstimate | None = None
+    searched: int = 0
+    """Which try of its advocate it was."""
+
+
+@dataclass(frozen=True)
+class LoopProblem:
+    """Something that went wrong, and was recorded: where, one of :data:`ramify.methods.theory_loop.domain.PROBLEMS`, and why."""
+
+    where: str
+    problem: str
+    why: str
+    code: str = ""
+    """The source that was at fault, where it was one."""
+
+
 @dataclass
 class Experiment:
     """One experiment: who proposed it, its design and metric, what was measured, and what every admitted theory predicts."""
@@ -28,13 +51,18 @@ class Experiment:
     """Label of the theory whose advocate proposed it."""
     design: Design
     metric: Metric
-    gate: Mapping[str, Any] = field(default_factory=dict)
+    gate: Gate
     real: MetricEstimate | None = None
     data: str = ""
     """Blob of the data."""
     predictions: dict[str, MetricEstimate | None] = field(default_factory=dict)
     """By label; None where the theory failed."""
     node: str = ""
+    people: int | None = None
+
+    def take(self, data: str, real: MetricEstimate | None, people: int) -> None:
+        """Its data has come: a blob, what was measured on it, and of how many people it is."""
+        self.data, self.real, self.people = data, real, people
 
 
 @dataclass(frozen=True)
@@ -82,7 +110,7 @@ class AdvocateTurn:
     round: int
     slot: int
     number: int
-    failures: Sequence[Mapping[str, Any]] = ()
+    failures: Sequence[LoopProblem] = ()
 
 
 class Proposer(Protocol):

@@ -107,21 +107,6 @@ class Theory:
             fixed[name] = f"[({text}, {text})] * n_features" if "*" in fixed[name] else f"[{text}, {text}]"
         return replace(self, parameters=fixed)
 
-    def to_json(self) -> dict[str, Any]:
-        """As stored."""
-        return {
-            "description": self.description,
-            "parameters": dict(self.parameters),
-            "code": self.code,
-            "rationale": self.rationale,
-            "about": dict(self.about),
-        }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Theory:
-        """Inverse of :meth:`to_json`."""
-        return cls(record["description"], record["parameters"], record["code"], record["rationale"], record["about"])
-
     def file(self) -> str:
         """Its source as a file that :func:`read_theory` reads."""
         prose = self.description.replace("\\", "\\\\").replace('"""', "'''")

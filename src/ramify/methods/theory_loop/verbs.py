@@ -4,41 +4,52 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from ramify.base.errors import EXIT_FAILED, UserError, nearest
+from ramify.base import codec
+from ramify.base.errors import EXIT_DONE, EXIT_FAILED, UserError, nearest
 from ramify.base.files import reason, write_whole
+from ramify.base.progress import Progress
 from ramify.base.waiting import wait_for
-from ramify.kit import DryRun, Json, RunArgument, Seed, Verbs, argument, find_run, option
+from ramify.kit import RunArgument, Seed, Verbs, argument, find_run, option
+from ramify.methods.theory_loop import confirmation
 from ramify.methods.theory_loop import loop as loops
 from ramify.methods.theory_loop.algorithm import (
     DESIGNS,
     LN2,
     METRICS,
     LoopConfig,
+    MetricEstimate,
+    ScoredTheory,
     correlation,
     mse_pb,
     sequence_divergence,
     switch_rate,
 )
 from ramify.methods.theory_loop.bench import TheoryBench
-from ramify.methods.theory_loop.domain import PROBLEMS, Data, Design, TheoryError, design_file, hilbig
+from ramify.methods.theory_loop.confirmation import CONFIRM
+from ramify.methods.theory_loop.domain import PROBLEMS, Data, Design, PersonReport, TheoryError, design_file, hilbig
 from ramify.methods.theory_loop.loop import pool_of
-from ramify.methods.theory_loop.proposer import Experiment, TheoryPool
+from ramify.methods.theory_loop.proposer import Experiment, LoopProblem, TheoryPool, Verdict
 from ramify.methods.theory_loop.theories import Theory, find_theory
-from ramify.render.terminal import emit, progress, say, table
+from ramify.render.numbers import NOTHING, number, p_value, percent
+from ramify.render.result import Planned, Result, Section, Verbatim, table
+from ramify.render.terminal import progress, say
 from ramify.trace.db import Run
-from ramify.trace.node import Finding
+
+if TYPE_CHECKING:
+    from ramify.methods.theory_loop.people import Person
 
 app = Verbs(
     "theory-loop", help="Which short program explains how somebody chooses? Rival theories, experiments between them, revision."
 )
 
-CONFIRM = "theory-loop confirm"
+SEEDS = ["ttb", "wadd"]
 Theories = Annotated[
     list[str] | None,
     option("--theory", metavar="THEORY", help="The two theories to begin with, by name or file; default: ttb and wadd."),
@@ -57,94 +68,135 @@ DesignOption = Annotated[
 ]
 
 
-@app.verb(settings=LoopConfig)
+def plan(options: LoopConfig, theory: list[str] | None) -> Planned:
+    """What a loop takes at most."""
+    specs = theory or SEEDS
+    loops.seeds_of(specs)
+    calls = options.rounds * (2 * DESIGNS * (1 + METRICS) + 1 + 2 * options.iterations)
+    cost = {
+        "rounds": options.rounds,
+        "participants": 2 * options.rounds * options.people,
+        "experiments": 2 * options.rounds,
+        "candidate theories": options.rounds * options.iterations,
+        "simulated subjects": options.rounds * options.iterations * options.rounds * 2 * options.runs,
+        "replies of a model, without retries": calls if options.proposer != "grammar" else 0,
+    }
+    return Planned({**options.to_json(), "seeds": specs}, cost)
+
+
+@app.study(settings=LoopConfig, plan=plan, unit="steps")
 def run(
     options: LoopConfig,
     out: Annotated[Path, option("--out", metavar="RUN", help="Run to make or to continue.")],
+    bar: Progress,
     theory: Theories = None,
     allow_unsandboxed: Unsandboxed = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> loops.TheoryLoopReport:
     """Let two theories compete: experiments that tell them apart, data,
     and the worse one revised against all data, round after round.
 
-    The same command continues an interrupted loop; more --rounds continue one that is done. With --participants web it stops
+    More --rounds continue a loop that is done. With --participants web it stops
     where people's data is to come: `export` writes the task as a page, `import-data` takes what they saved,
     and the same command continues.
     """
-    specs = theory or ["ttb", "wadd"]
-    loops.seeds_of(specs)
-    if dry_run:
-        cost = plan(options)
-        emit({"config": options.to_json(), "seeds": specs, "plan": cost}, as_json, table(["at most", ""], list(cost.items())))
-        return
-    with progress("theory-loop", 0, "steps", as_json, kept=f"every step is kept in {out}: the same command continues") as bar:
-        found = loops.loop_of(options, specs, out, bar, allow_unsandboxed)
-    text = _board(found["leaderboard"], found["survivors"])
-    text += (
-        f"\n\n{found['rounds']} rounds; {found['gate']['passed']} of {found['gate']['of']} experiments passed the gate"
-        + _counted(found["problems"])
-    )
-    if "waiting" in found:
-        text += (
-            f"\n\nexperiment {found['waiting']} waits for people: `ramify theory-loop export {out} --out task.html`, then "
-            "import-data"
+    return loops.loop_of(options, theory or SEEDS, out, bar, allow_unsandboxed)
+
+
+@dataclass(frozen=True)
+class RoundVerdict(Verdict):
+    """The arbiter's verdict of one round."""
+
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class LoopFinding:
+    """A finding of the loop or of a confirmation."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class LoopStatus(Result):
+    """How far a loop came."""
+
+    rounds: int
+    of: int
+    seeds: tuple[str, ...]
+    survivors: tuple[str, ...]
+    experiments: tuple[loops.ExperimentSummary, ...]
+    verdicts: tuple[RoundVerdict, ...]
+    problems: tuple[LoopProblem, ...]
+    waiting: str | None
+    findings: tuple[LoopFinding, ...]
+
+    def sections(self) -> Iterable[Section]:
+        """Experiments, verdicts, problems, findings."""
+        rows = [
+            (one.key, one.proposer, p_value(one.p), one.passed, one.people, None if one.real is None else one.real.value)
+            for one in self.experiments
+        ]
+        lines = [f"round {self.rounds} of {self.of}; theories {' and '.join(self.survivors)}"]
+        lines += [f"round {one.round} replaces slot {one.slot + 1} ({one.kind}): {one.interpretation}" for one in self.verdicts]
+        lines += [f"{one.where}: {one.problem}: {one.why}" for one in self.problems]
+        lines += [f"{one.name}: {one.why}" for one in self.findings]
+        lines += [f"experiment {self.waiting} waits for data"] if self.waiting else []
+        yield Section.of(
+            "",
+            table(("experiment", "proposed by", "gate p", "passed", "people", "measured"), rows),
+            "" if rows else "nothing was proposed yet",
+            "\n".join(lines),
         )
-    emit(found, as_json, text)
-
-
-def plan(config: LoopConfig) -> dict[str, Any]:
-    """What a loop takes at most."""
-    calls = config.rounds * (2 * DESIGNS * (1 + METRICS) + 1 + 2 * config.iterations)
-    model = config.proposer != "grammar"
-    return {
-        "rounds": config.rounds,
-        "participants": 2 * config.rounds * config.people,
-        "experiments": 2 * config.rounds,
-        "candidate theories": config.rounds * config.iterations,
-        "simulated subjects": config.rounds * config.iterations * config.rounds * 2 * config.runs,
-        "replies of a model, without retries": calls if model else 0,
-    }
 
 
 @app.verb()
-def status(run: RunArgument, as_json: Json = False) -> None:
+def status(run: RunArgument) -> LoopStatus:
     """How far a loop came: rounds, experiments with their gate and data, verdicts, and every problem that was recorded."""
     with Run.open(find_run(run)) as opened:
-        pool, known = pool_of(opened), {(one.kind, one.key): one.payload for one in opened.journal()}
-        config, specs = loops.config_of(opened)
-        findings = [{"name": one.name, "why": one.why} for one in opened.findings() if one.maker in (loops.KIND, CONFIRM)]
-    problems = [one for (kind, _), one in known.items() if kind == loops.PROBLEM]
-    waiting = next((one.key for one in pool.observations if not one.data), None)
-    found: dict[str, Any] = {
-        "rounds": sum(kind == loops.REPLACED for kind, _ in known),
-        "of": config.rounds,
-        "seeds": specs,
-        "survivors": pool.slots,
-        "experiments": [_experiment(one, known) for one in pool.observations],
-        "verdicts": [{"round": int(key), **payload} for (kind, key), payload in known.items() if kind == loops.DECIDED],
-        "problems": [{name: one[name] for name in ("where", "problem", "why")} for one in problems],
-        "waiting": waiting,
-        "findings": findings,
-    }
-    rows = [
-        [one["key"], one["proposer"], one["p"], "yes" if one["passed"] else "no", one["people"], one["real"]]
-        for one in found["experiments"]
-    ]
-    text = (
-        table(["experiment", "proposed by", "gate p", "passed", "people", "measured"], rows)
-        if rows
-        else "nothing was proposed yet"
-    )
-    text += f"\n\nround {found['rounds']} of {config.rounds}; theories {' and '.join(pool.slots)}"
-    text += "".join(
-        f"\nround {one['round']} replaces slot {one['slot'] + 1} ({one['kind']}): {one['interpretation']}"
-        for one in found["verdicts"]
-    )
-    text += "".join(f"\n{one['where']}: {one['problem']}: {one['why']}" for one in found["problems"])
-    text += "".join(f"\n{one['name']}: {one['why']}" for one in findings)
-    emit(found, as_json, text + (f"\nexperiment {waiting} waits for data" if waiting else ""))
+        pool, (config, specs) = pool_of(opened), loops.config_of(opened)
+        verdicts = opened.memo(loops.DECIDED, Verdict)
+        told = [one for one in opened.findings() if one.maker in (loops.KIND, CONFIRM)]
+        return LoopStatus(
+            rounds=len(opened.journal(loops.REPLACED)),
+            of=config.rounds,
+            seeds=tuple(specs),
+            survivors=tuple(pool.slots),
+            experiments=tuple(map(loops.ExperimentSummary.of, pool.observations)),
+            verdicts=tuple(RoundVerdict(**asdict(one), round=int(number)) for number, one in verdicts.items()),
+            problems=tuple(opened.memo(loops.PROBLEM, LoopProblem).values()),
+            waiting=next((one.key for one in pool.observations if not one.data), None),
+            findings=tuple(LoopFinding(one.name, one.why) for one in told),
+        )
+
+
+@dataclass(frozen=True)
+class TheoryBoard(Result):
+    """Every admitted theory by its score."""
+
+    leaderboard: tuple[loops.RankedTheory, ...]
+    survivors: tuple[str, ...]
+
+    def sections(self) -> Iterable[Section]:
+        """The leaderboard."""
+        yield Section.of("", loops.board_table(self.leaderboard, self.survivors))
+
+
+@dataclass(frozen=True)
+class TheorySource(Result):
+    """One theory of a run, as a file to run."""
+
+    label: str
+    description: str
+    parameters: Mapping[str, str]
+    code: str
+    rationale: str
+    about: Mapping[str, Any]
+
+    def sections(self) -> Iterable[Section]:
+        """Its file."""
+        theory = Theory(self.description, self.parameters, self.code, self.rationale, self.about)
+        yield Section.of("", Verbatim(theory.file(), "python"))
 
 
 @app.verb()
@@ -153,31 +205,59 @@ def leaderboard(
     theory: Annotated[
         str | None, option("--theory", metavar="LABEL", help="Print the source of this theory instead, as a file to run.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> TheoryBoard | TheorySource:
     """Every admitted theory by its score over all experiments: 1 is the best possible, 0 is the worst of those here."""
     with Run.open(find_run(run)) as opened:
         pool = pool_of(opened)
     if theory is not None:
         one = _labelled(pool, theory, opened.folder)
-        emit({"label": theory, **one.to_json()}, as_json, one.file())
-        return
-    rows = [
-        {**row, "theory": pool.theories[row["label"]].description, "node": pool.nodes[row["label"]]}
-        for row in loops.rows_of(pool)
-    ]
-    emit({"leaderboard": rows, "survivors": pool.slots}, as_json, _board(rows, pool.slots))
+        return TheorySource(theory, one.description, one.parameters, one.code, one.rationale, one.about)
+    return TheoryBoard(loops.ranked(pool), tuple(pool.slots))
 
 
-@app.verb()
+@dataclass(frozen=True)
+class ReplayDifference:
+    """A stored number that did not come out again."""
+
+    what: str
+    stored: MetricEstimate | None
+    now: MetricEstimate | None
+
+
+@dataclass(frozen=True)
+class LoopReplay(Result):
+    """What a run holds, measured and simulated again."""
+
+    experiments: tuple[str, ...]
+    compared: int
+    differences: tuple[ReplayDifference, ...]
+    leaderboard: tuple[ScoredTheory, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a number differs."""
+        return EXIT_FAILED if self.differences else EXIT_DONE
+
+    def sections(self) -> Iterable[Section]:
+        """How many numbers came out, and those that did not."""
+        came = self.compared - len(self.differences)
+        says = f"{came} stored numbers of {len(self.experiments)} experiments came out again, {len(self.differences)} did not"
+        rows = [(one.what, *map(_estimate, (one.stored, one.now))) for one in self.differences]
+        yield Section.of("", says, table(("what", "stored", "now"), rows))
+
+
+def _estimate(one: MetricEstimate | None) -> str:
+    return NOTHING if one is None else f"{number(one.value)} (variance {number(one.variance)})"
+
+
+@app.verb(keeps="run")
 def replay(
     run: RunArgument,
     round: Annotated[
         int | None, option("--round", min=1, metavar="N", help="Only this round's experiments; default: all.")
     ] = None,
     allow_unsandboxed: Unsandboxed = False,
-    as_json: Json = False,
-) -> None:
+) -> LoopReplay:
     """Measure and simulate again from what the run holds, without a model or participants, and compare:
     stored numbers must come out."""
     with Run.open(find_run(run)) as opened:
@@ -185,50 +265,89 @@ def replay(
         chosen = [one for one in pool.observations if one.data and (round is None or one.key.startswith(f"{round}."))]
         if not chosen:
             raise UserError(f"{opened.folder} holds no data of {'any round' if round is None else f'round {round}'} yet")
-        with progress("replay", len(chosen), "experiments", as_json) as bar:
+        with progress("replay", len(chosen), "experiments") as bar:
             differences = wait_for(_replayed(opened, pool, config, chosen, bar, allow_unsandboxed))
     compared = sum(len(one.predictions) + 1 for one in chosen)
-    found = {
-        "experiments": [one.key for one in chosen],
-        "compared": compared,
-        "differences": differences,
-        "leaderboard": loops.rows_of(pool),
-    }
-    text = f"{compared} stored numbers of {len(chosen)} experiments came out again, {len(differences)} did not"
-    emit(found, as_json, text + "".join(f"\n{one['what']}: stored {one['stored']}, now {one['now']}" for one in differences))
-    if differences:
-        raise SystemExit(EXIT_FAILED)
+    return LoopReplay(tuple(one.key for one in chosen), compared, differences, tuple(loops.rows_of(pool)))
 
 
 async def _replayed(
-    run: Run, pool: TheoryPool, config: LoopConfig, chosen: list[Experiment], bar: Any, allow: bool
-) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    run: Run, pool: TheoryPool, config: LoopConfig, chosen: list[Experiment], bar: Progress, allow: bool
+) -> tuple[ReplayDifference, ...]:
+    found: list[ReplayDifference] = []
 
-    def same(what: str, stored: Any, now: Any) -> None:
+    def same(what: str, stored: MetricEstimate | None, now: MetricEstimate | None) -> None:
         a, b = (None if one is None else (one.value, one.variance) for one in (stored, now))
         if a != b and not (a and b and np.allclose([x or 0.0 for x in a], [x or 0.0 for x in b], rtol=1e-6, atol=1e-9)):
-            found.append(
-                {
-                    "what": what,
-                    "stored": None if stored is None else stored.to_json(),
-                    "now": None if now is None else now.to_json(),
-                }
-            )
+            found.append(ReplayDifference(what, stored, now))
 
     async with TheoryBench(config.seconds, allow_unsandboxed=allow) as bench:
-        for number, one in enumerate(chosen):
+        for done, one in enumerate(chosen, 1):
             try:
                 real = (await bench.measure(one.metric, loops.data_of_run(run, one), checked=True))[0]
             except TheoryError:
                 real = None
             same(f"experiment {one.key}, measured", one.real, real)
-            bar.at(number + 1, one.key)
+            bar.at(done, one.key)
         for label, theory in pool.theories.items():
             stored = [one for one in chosen if label in one.predictions]
             for one, now in zip(stored, await loops.predictions(bench, theory, label, stored, config), strict=True):
                 same(f"experiment {one.key}, predicted by {label}", one.predictions[label], now)
-    return found
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class LimitCheck:
+    """With the values of ``limit`` the theory chooses as ``theory`` does on so many pairs."""
+
+    limit: str
+    theory: str
+    alike: int
+
+
+@dataclass(frozen=True)
+class TheoryCheck(Result):
+    """Whether a theory keeps the contract; with a fault ``problem``, what that ``means``, and ``why``."""
+
+    theory: str
+    hash: str
+    reads_history: bool
+    own_policy: bool
+    parameters: Mapping[str, str]
+    ok: bool
+    p_b: tuple[float, ...] = ()
+    """Of each pair, of 50 subjects."""
+    switch_rate: float | None = None
+    pairs: int | None = None
+    limits: tuple[LimitCheck, ...] = ()
+    problem: str = ""
+    means: str = ""
+    why: str = ""
+    design: Design | None = field(default=None, metadata={"json": False})
+
+    @property
+    def exit_code(self) -> int:
+        """1 where it does not keep it."""
+        return EXIT_DONE if self.ok else EXIT_FAILED
+
+    def sections(self) -> Iterable[Section]:
+        """P(B) by pair, limits, or the fault."""
+        if self.design is None or self.problem:
+            yield Section.of("", f"{self.problem} ({self.means}): {self.why}")
+            return
+        sides = zip(self.design.a, self.design.b, self.p_b, strict=True)
+        short = self.design.rating_max < 10
+        rows = [("".join(map(str, a)) if short else str(a), "".join(map(str, b)) if short else str(b), p) for a, b, p in sides]
+        reads = "reads" if self.reads_history else "does not read"
+        lines = [f"the contract holds; {reads} earlier choices; switches in {percent(self.switch_rate, 0)} of trials"]
+        lines += [f"with {one.limit} it chooses as {one.theory} does on {one.alike} of {self.pairs} pairs" for one in self.limits]
+        lines.append(
+            "what else the prose says is for you to check"
+            if self.limits
+            else "whether the program says what the prose says is for you to check: --limit tests what it is at an end of its "
+            "ranges"
+        )
+        yield Section.of("", table(("A", "B", "P(B) of 50 subjects"), rows), "\n".join(lines))
 
 
 @app.verb()
@@ -245,8 +364,7 @@ def check(
     design: DesignOption = None,
     seed: Seed = 0,
     allow_unsandboxed: Unsandboxed = False,
-    as_json: Json = False,
-) -> None:
+) -> TheoryCheck:
     """Whether a theory keeps the contract: its source, its parameters, its probabilities on every pair,
     the same twice, and the limits it states.
 
@@ -257,55 +375,28 @@ def check(
     limits = one.limits | dict(_limit(text) for text in limit or ())
     others = {name: find_theory(name) for name in limits.values()}
 
-    async def main() -> dict[str, Any]:
+    asked = TheoryCheck(theory, one.hash, one.reads_history, not one.samples, dict(one.parameters), False, design=used)
+
+    async def main() -> TheoryCheck:
         async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
             try:
                 data = await bench.simulate(one, used, 50, seed, "check")
                 rows = [
-                    {"limit": text, "theory": name, "alike": await alike_pairs(bench, one.at(text), others[name], used, seed)}
+                    LimitCheck(text, name, await alike_pairs(bench, one.at(text), others[name], used, seed))
                     for text, name in limits.items()
                 ]
             except TheoryError as error:
-                return {"ok": False, **error.to_json(), "means": PROBLEMS[error.kind]}
-            ok = all(row["alike"] == used.pairs for row in rows)
-            p_b = [round(float(p), 4) for p in data.p_b]
-            return {"ok": ok, "p_b": p_b, "switch_rate": switch_rate(data.response), "pairs": used.pairs, "limits": rows}
+                return replace(asked, problem=error.kind, means=PROBLEMS[error.kind], why=error.why)
+            return replace(
+                asked,
+                ok=all(row.alike == used.pairs for row in rows),
+                p_b=tuple(round(float(p), 4) for p in data.p_b),
+                switch_rate=switch_rate(data.response),
+                pairs=used.pairs,
+                limits=tuple(rows),
+            )
 
-    found: dict[str, Any] = {
-        "theory": theory,
-        "hash": one.hash,
-        "reads_history": one.reads_history,
-        "own_policy": not one.samples,
-        "parameters": dict(one.parameters),
-        **wait_for(main()),
-    }
-    if "p_b" in found:
-        rows = [
-            [
-                "".join(map(str, a)) if used.rating_max < 10 else str(a),
-                "".join(map(str, b)) if used.rating_max < 10 else str(b),
-                p,
-            ]
-            for a, b, p in zip(used.a, used.b, found["p_b"], strict=True)
-        ]
-        text = (
-            table(["A", "B", "P(B) of 50 subjects"], rows)
-            + f"\n\nthe contract holds; {'reads' if one.reads_history else 'does not read'} earlier choices; switches in "
-            f"{found['switch_rate']:.2f} of trials"
-        )
-        for row in found["limits"]:
-            text += f"\nwith {row['limit']} it chooses as {row['theory']} does on {row['alike']} of {used.pairs} pairs"
-        text += (
-            "\nwhat else the prose says is for you to check"
-            if limits
-            else "\nwhether the program says what the prose says is for you to check: --limit tests what it is at an end of its "
-            "ranges"
-        )
-    else:
-        text = f"{found['problem']} ({found['means']}): {found['why']}"
-    emit(found, as_json, text)
-    if not found["ok"]:
-        raise SystemExit(EXIT_FAILED)
+    return wait_for(main())
 
 
 def _limit(text: str) -> tuple[str, str]:
@@ -322,7 +413,35 @@ async def alike_pairs(bench: TheoryBench, theory: Theory, other: Theory, design:
     return int((sides[0] == sides[1]).sum())
 
 
-@app.verb()
+@dataclass(frozen=True)
+class TheoryDistance:
+    """How near a theory's choices are to others'; None where a number says nothing of it."""
+
+    theory: str
+    mse_pb: float | None = None
+    r: float | None = None
+    log_likelihood: float | None = None
+    """Of a choice, in nats."""
+    sequence_jsd: float | None = None
+    switch_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class TheoryDistances(Result):
+    """Theories beside others' choices, a coin, and the others themselves."""
+
+    against: str
+    pairs: int
+    subjects: int
+    rows: tuple[TheoryDistance, ...]
+
+    def sections(self) -> Iterable[Section]:
+        """A row a theory."""
+        head = ("theory", "MSE of P(B)", "r", "log-likelihood a choice", "sequence JSD (nats)", "switches")
+        yield Section.of("", table(head, map(astuple, self.rows)))
+
+
+@app.verb(keeps="theory")
 def evaluate(
     theory: Annotated[str, argument("THEORY", help="A theory by name or file; or a RUN, of which every theory is evaluated.")],
     against: Annotated[str, option("--against", metavar="WHAT", help="A theory by name or file, or people's choices as CSV.")],
@@ -330,8 +449,7 @@ def evaluate(
     count: Annotated[int, option("--count", min=10, max=5000, help="Simulated subjects of each theory.")] = 100,
     seed: Seed = 0,
     allow_unsandboxed: Unsandboxed = False,
-    as_json: Json = False,
-) -> None:
+) -> TheoryDistances:
     """How near a theory's choices are to others', outside the loop:
     MSE of the proportion of B choices, r, log-likelihood, sequences, switches.
 
@@ -350,7 +468,7 @@ def evaluate(
     people = _people(Path(against), used) if against.endswith(".csv") else None
     other = None if people is not None else find_theory(against)
 
-    async def main() -> list[dict[str, Any]]:
+    async def main() -> tuple[TheoryDistance, ...]:
         async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
             one_order = used.orders(1, seed, "evaluate")  # everybody's, so that sequences can be compared trial by trial
             order = one_order[np.zeros(count, int)] if people is None else people.order[np.arange(count) % len(people.order)]
@@ -360,30 +478,24 @@ def evaluate(
                 data = await _simulated(bench, one, name, used, count, seed + 1, order)
                 _, likelihood = await errors(bench, one, reference, seed, "evaluate", name)
                 rows.append(
-                    {
-                        "theory": name,
-                        "mse_pb": mse_pb(data.p_b, reference.p_b),
-                        "r": correlation(data.p_b, reference.p_b),
-                        "log_likelihood": likelihood,
-                        "sequence_jsd": None if people is not None else sequence_divergence(data.response, reference.response),
-                        "switch_rate": switch_rate(data.response),
-                    }
+                    TheoryDistance(
+                        name,
+                        mse_pb(data.p_b, reference.p_b),
+                        correlation(data.p_b, reference.p_b),
+                        likelihood,
+                        None if people is not None else sequence_divergence(data.response, reference.response),
+                        switch_rate(data.response),
+                    )
                 )
-            nothing = {"r": None, "sequence_jsd": None}
-            coin = {"mse_pb": mse_pb(np.full(used.pairs, 0.5), reference.p_b), "log_likelihood": -LN2, "switch_rate": 0.5}
-            theirs = {"mse_pb": None, "log_likelihood": None, "switch_rate": switch_rate(reference.response)}
-            rows.append({"theory": "baseline: a coin", **nothing, **coin})
-            rows.append({"theory": f"against: {against}", **nothing, **theirs})
-            return rows
+            flat = mse_pb(np.full(used.pairs, 0.5), reference.p_b)
+            coin = TheoryDistance("baseline: a coin", flat, log_likelihood=-LN2, switch_rate=0.5)
+            return *rows, coin, TheoryDistance(f"against: {against}", switch_rate=switch_rate(reference.response))
 
     try:
         rows = wait_for(main())
     except TheoryError as error:
         raise UserError(f"a theory cannot be evaluated ({error.kind}): {error}") from None
-    names = ["theory", "mse_pb", "r", "log_likelihood", "sequence_jsd", "switch_rate"]
-    head = ["theory", "MSE of P(B)", "r", "log-likelihood a choice", "sequence JSD (nats)", "switches"]
-    found: dict[str, Any] = {"against": against, "pairs": used.pairs, "subjects": count, "rows": rows}
-    emit(found, as_json, table(head, [[row[name] for name in names] for row in rows]))
+    return TheoryDistances(against, used.pairs, count, rows, caveats=_left_out(people))
 
 
 async def _simulated(
@@ -396,6 +508,19 @@ async def _simulated(
         raise UserError(f"the theory {name} fails ({error.kind}): {error}") from None
 
 
+@dataclass(frozen=True)
+class SimulatedChoices(Result):
+    """A file of simulated choices."""
+
+    out: str
+    subjects: int
+    trials: int
+
+    def sections(self) -> Iterable[Section]:
+        """One sentence."""
+        yield Section.of("", f"{self.subjects} subjects, {self.trials} trials in {self.out}")
+
+
 @app.verb()
 def simulate(
     theory: TheoryArgument,
@@ -405,8 +530,7 @@ def simulate(
     noise: Annotated[float, option("--noise", min=0, max=1, help="Probability of a uniform choice.")] = 0.0,
     seed: Seed = 0,
     allow_unsandboxed: Unsandboxed = False,
-    as_json: Json = False,
-) -> None:
+) -> SimulatedChoices:
     """Write simulated choices of a theory as CSV, in the columns that `import-data` reads."""
     one, used = find_theory(theory), _design(design)
 
@@ -419,11 +543,21 @@ def simulate(
 
     data = wait_for(main())
     write_whole(out, data.to_csv())
-    emit(
-        {"out": str(out), "subjects": count, "trials": int(data.order.size)},
-        as_json,
-        f"{count} subjects, {data.order.size} trials in {out}",
-    )
+    return SimulatedChoices(str(out), count, int(data.order.size))
+
+
+@dataclass(frozen=True)
+class ExportedExperiment(Result):
+    """A file with an experiment; ``design`` is the hash of what subjects see."""
+
+    out: str
+    experiment: str
+    design: str
+    trials: int
+
+    def sections(self) -> Iterable[Section]:
+        """One sentence."""
+        yield Section.of("", f"experiment {self.experiment}, {self.trials} trials, in {self.out}")
 
 
 @app.verb()
@@ -445,8 +579,7 @@ def export(
         option("--consent", metavar="FILE", help="Your consent text; default: a general one that names what is recorded."),
     ] = None,
     contact: Annotated[str, option("--contact", help="Whom people can write to, as shown on the first page.")] = "",
-    as_json: Json = False,
-) -> None:
+) -> ExportedExperiment:
     """Write an experiment as a web page for people (keyboard, times, consent; works offline, requests nothing), or as JSON."""
     from ramify.methods.theory_loop.people import task_page
 
@@ -464,12 +597,45 @@ def export(
     write_whole(
         out, task_page(used, title, text, contact) if out.suffix == ".html" else json.dumps(used.to_json(), indent=1) + "\n"
     )
-    trials = used.pairs * used.repeats
-    emit(
-        {"out": str(out), "experiment": key, "design": used.hash, "trials": trials},
-        as_json,
-        f"experiment {key}, {trials} trials, in {out}",
-    )
+    return ExportedExperiment(str(out), key, used.hash, used.pairs * used.repeats)
+
+
+@dataclass(frozen=True)
+class ImportedPeople(Result):
+    """People's choices of an experiment so far, and who is left out."""
+
+    experiment: str
+    new: int
+    kept: int
+    dropped: int
+    wanted: int
+    complete: bool
+    people: tuple[PersonReport, ...]
+    folder: str = field(default="", metadata={"json": False})
+
+    def sections(self) -> Iterable[Section]:
+        """A row a person, and what is missing."""
+        rows = [
+            (
+                one.subject,
+                one.trials,
+                one.mean_rt_ms,
+                percent(one.same_key, 0),
+                percent(one.alternates, 0),
+                one.dropped or "kept",
+            )
+            for one in self.people
+        ]
+        then = (
+            f"it has its data: `ramify theory-loop run` continues {self.folder}"
+            if self.complete
+            else "import more, or --fewer takes these"
+        )
+        yield Section.of(
+            "",
+            table(("subject", "trials", "ms a choice", "same key", "alternates", ""), rows),
+            f"{self.kept} of {self.wanted} people for experiment {self.experiment}; {then}",
+        )
 
 
 @app.verb()
@@ -480,10 +646,9 @@ def import_data(
         str | None, option("--experiment", metavar="ROUND.SLOT", help="Which experiment; default: the one that waits.")
     ] = None,
     fewer: Annotated[bool, option("--fewer", help="Take what there is, though it is fewer people than were asked for.")] = False,
-    dry_run: DryRun = False,
+    dry_run: Annotated[bool, option("--dry-run", help="Say who would be kept; change nothing.")] = False,
     allow_unsandboxed: Unsandboxed = False,
-    as_json: Json = False,
-) -> None:
+) -> ImportedPeople:
     """Take people's choices into a run. Left out, with the reason:
     one key, alternation, haste, absence, programs; their data is kept.
 
@@ -494,67 +659,76 @@ def import_data(
     with Run.open(find_run(run), write=not dry_run) as opened:
         pool, (config, _) = pool_of(opened), loops.config_of(opened)
         one = _chosen(pool, experiment, opened.folder)
-        if one.data and not any(entry.key.startswith(f"{one.key}/") for entry in opened.journal(loops.PERSON)):
+        stored = {
+            key.partition("/")[2]: record
+            for key, record in opened.memo(loops.PERSON, loops.PersonChoices).items()
+            if key.startswith(f"{one.key}/")
+        }
+        if one.data and not stored:
             raise UserError(f"experiment {one.key} of {opened.folder} has its data already")
         new = [person for file in files for person in human.read_people(file, one.design)]
-        stored = {
-            entry.key.partition("/")[2]: entry.payload
-            for entry in opened.journal(loops.PERSON)
-            if entry.key.startswith(f"{one.key}/")
-        }
-        if one.data and any(stored.get(person.subject) != _person(person) for person in new):
+        if one.data and any(stored.get(person.subject) != _choices(person) for person in new):
             raise UserError(f"experiment {one.key} of {opened.folder} has its data already, and these are other people")
         seen: set[str] = set()
         for person in new:
-            record = _person(person)
+            record = _choices(person)
             if person.subject in seen or (person.subject in stored and stored[person.subject] != record):
                 raise UserError(f"subject '{person.subject}' is there already, with other choices: identifiers are unique")
             seen.add(person.subject)
             if person.subject not in stored and not dry_run:
-                opened.log(loops.PERSON, f"{one.key}/{person.subject}", record)
+                opened.log(loops.PERSON, f"{one.key}/{person.subject}", codec.to_json(record))
             stored[person.subject] = record
-        everybody = [
-            human.Person(s, tuple(r["order"]), tuple(r["response"]), r["report"], r["report"]["dropped"])
-            for s, r in stored.items()
-        ]
+        everybody = [human.Person(record.order, record.response, record.report) for record in stored.values()]
         kept = [person for person in everybody if not person.dropped]
         complete = len(kept) >= config.people or (fewer and len(kept) >= 2)
         if complete and not dry_run and not one.data:
             data = human.data_of(everybody, one.design, config.people)
             wait_for(_taken(opened, config, one, data, allow_unsandboxed))
-    reports = [dict(person.report) for person in everybody]
-    found = {
-        "experiment": one.key,
-        "new": len(new),
-        "kept": len(kept),
-        "dropped": len(everybody) - len(kept),
-        "wanted": config.people,
-        "complete": complete,
-        "people": reports,
-    }
-    rows = [
-        [r["subject"], r["trials"], r["mean_rt_ms"], f"{r['same_key']:.0%}", f"{r['alternates']:.0%}", r["dropped"] or "kept"]
-        for r in reports
-    ]
-    text = (
-        table(["subject", "trials", "ms a choice", "same key", "alternates", ""], rows)
-        + f"\n\n{len(kept)} of {config.people} people for experiment {one.key}"
+    return ImportedPeople(
+        experiment=one.key,
+        new=len(new),
+        kept=len(kept),
+        dropped=len(everybody) - len(kept),
+        wanted=config.people,
+        complete=complete,
+        people=tuple(person.report for person in everybody),
+        folder=str(opened.folder),
     )
-    text += (
-        f"; it has its data: `ramify theory-loop run` continues {opened.folder}"
-        if complete
-        else "; import more, or --fewer takes these"
-    )
-    emit(found, as_json, text)
 
 
-def _person(person: Any) -> dict[str, Any]:
-    return {"order": list(person.order), "response": list(person.response), "report": dict(person.report)}
+def _choices(person: Person) -> loops.PersonChoices:
+    return loops.PersonChoices(person.order, person.response, person.report)
 
 
 async def _taken(run: Run, config: LoopConfig, one: Experiment, data: Data, allow: bool) -> None:
     async with TheoryBench(config.seconds, allow_unsandboxed=allow) as bench:
         await loops.TheoryLoop(config, [], run, bench).take(one, data)
+
+
+@dataclass(frozen=True)
+class RegisteredClaim(Result):
+    """A claim that was fixed, and its file."""
+
+    out: str
+    claim: str
+    name: str
+    label: str
+    people: int
+    alpha: float
+    power: Mapping[str, float]
+    """By rival; of a contrast under the theory's own label."""
+    hash: str
+    expected: Mapping[str, float]
+    """Of a contrast, by theory: what it expects."""
+
+    def sections(self) -> Iterable[Section]:
+        """The claim, its size, and its power."""
+        shown = table(("rival", "power if the theory is true"), self.power.items())
+        if self.expected:
+            rows = [(name, value, self.power.get(name)) for name, value in self.expected.items()]
+            shown = table(("if this is true", "expected contrast", "power"), rows)
+        says = f"{self.claim}\n{self.people} people, level {self.alpha:g}"
+        yield Section.of("", says, shown, f"{self.out}, hash {self.hash}")
 
 
 @app.verb()
@@ -593,21 +767,18 @@ def preregister(
     alpha: Annotated[float, option("--alpha", min=0.0001, max=0.5, help="Level of the test.")] = 0.05,
     seed: Seed = 0,
     allow_unsandboxed: Unsandboxed = False,
-    as_json: Json = False,
-) -> None:
+) -> RegisteredClaim:
     """Fix a claim before the data: the test, its pairs, how many people, at what level; `confirm` then tests it, once.
 
     predicts: the theory says better what people choose next than each rival. concave-match: people choose as diminishing returns
     do where weighting by validity, tallying and take the best say otherwise. steep-flat and level-shift: a step at the low end of
     a rating draws more than one at the high end, and a pair draws less once it is shifted up; for any linear rule neither does.
     """
-    from ramify.methods.theory_loop import confirmation
-
     if test != "predicts" and design is not None:
         raise UserError(f"--test {test} has an experiment of its own: leave --design out")
     with Run.open(find_run(run)) as opened:
         pool = pool_of(opened)
-    best = next(row["label"] for row in loops.rows_of(pool) if row["label"] in pool.slots)
+    best = next(row.label for row in loops.rows_of(pool) if row.label in pool.slots)
     label = theory or best
     own = _labelled_or_found(pool, label, opened.folder)
     usual = {"predicts": ["pi_1", "pi_2", "coin"], "concave-match": ["validity-wadd", "tallying", "ttb"]}
@@ -616,7 +787,7 @@ def preregister(
     if not rivals and test == "predicts":
         raise UserError(f"{label} is the same theory as each of its rivals")
 
-    async def main() -> Any:
+    async def main() -> confirmation.Registration:
         async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
             try:
                 if test != "predicts":
@@ -626,21 +797,17 @@ def preregister(
                 raise UserError(f"a theory of the registration fails ({error.kind}): {error}") from None
 
     made = wait_for(main())
-    record = made.to_json()
-    written = json.dumps(record, indent=1) + "\n"
+    filed = made.filed()
+    written = json.dumps(codec.to_json(filed), indent=1) + "\n"
     if out.is_file() and out.read_bytes() != written.encode():
         raise UserError(f"{out} is there already and says something else: a registration is not overwritten")
     write_whole(out, written)
-    shown = table(["rival", "power if the theory is true"], [[name, power] for name, power in made.power.items()])
-    if made.contrasts:
-        rows = [[name, value, made.power.get(name)] for name, value in made.expected.items()]
-        shown = table(["if this is true", "expected contrast", "power"], rows)
-    text = f"{record['claim']}\n{made.people} people, level {alpha:g}\n\n{shown}\n\n{out}, hash {record['hash']}"
-    names = ("claim", "label", "people", "alpha", "power", "hash", *(("name", "expected") if made.contrasts else ()))
-    emit({"out": str(out), **{name: record[name] for name in names}}, as_json, text)
+    return RegisteredClaim(
+        str(out), filed.claim, made.name, made.label, made.people, made.alpha, made.power, filed.hash, made.expected
+    )
 
 
-@app.verb()
+@app.verb(keeps="run")
 def confirm(
     run: RunArgument,
     registration: Annotated[
@@ -651,56 +818,31 @@ def confirm(
     ] = None,
     strict: Annotated[bool, option("--strict", help="Exit code 1 where no winner is named.")] = False,
     allow_unsandboxed: Unsandboxed = False,
-    as_json: Json = False,
-) -> None:
+) -> confirmation.ClaimTest:
     """Test a registered claim on fresh participants, exactly as registered and once:
     a winner is named only where every rival is beaten.
 
     People who took part in the loop are refused. `export --design` with the registration writes its experiment as a page.
     """
-    from ramify.methods.theory_loop import confirmation
-
     made = confirmation.read_registration(_json_file(registration))
-    record = made.to_json()
+    key = made.filed().hash
     with Run.open(find_run(run), write=True) as opened:
         config, _ = loops.config_of(opened)
         pool_of(opened)
-        key = f"{record['hash']}"
-        known = {entry.key: entry.payload for entry in opened.journal(loops.CONFIRMED)}
-        if key not in known:
+
+        async def tested() -> tuple[confirmation.ClaimTest, tuple[()]]:
             people = _people(data, made.design) if data is not None else None
             _fresh(opened, people)
-            found = wait_for(_confirmed(opened, config, made, people, key, allow_unsandboxed))
-            with opened.transaction():
-                opened.log(loops.CONFIRMED, key, {**found, "claim": record["claim"]})
-                known = {entry.key: entry.payload for entry in opened.journal(loops.CONFIRMED)}
-                opened.conclude(CONFIRM, [_winner(one, name) for name, one in known.items()])
-            found = known[key]
-        else:
-            found = known[key]
+            return await _confirmed(opened, config, made, people, key, allow_unsandboxed), ()
+
+        def concluded(_: confirmation.ClaimTest) -> None:
+            known = opened.memo(loops.CONFIRMED, confirmation.ClaimTest)
+            opened.conclude(CONFIRM, [one.finding(name) for name, one in known.items()])
+
+        if opened.journal(loops.CONFIRMED, key):
             say("this registration was tested already: its first result stands")
-    emit(found, as_json, _confirmation(found))
-    if strict and not _holds(found):
-        raise SystemExit(EXIT_FAILED)
-
-
-def _holds(found: Mapping[str, Any]) -> bool:
-    return bool(found.get("holds", found.get("winner")))
-
-
-def _confirmation(found: Mapping[str, Any]) -> str:
-    """A confirmation as the terminal shows it."""
-    people = f"{found['people']} of {found['registered']} people"
-    if "rivals" not in found:
-        expected = [[f"expected by {name}", value, None, None] for name, value in found["expected"].items()]
-        each = [[f"against {row['opposes']}", row["estimate"], row["t"], row["holm"]] for row in found.get("contrasts", ())]
-        measured = each or [["measured", found["estimate"], found["t"], found["p"]]]
-        text = table(["", "contrast", "t", "p, Holm" if each else "p"], [*measured, *expected])
-        return f"{found['claim']}\n\n{text}\n\n{people}: {'it holds' if _holds(found) else 'it is not shown'}"
-    rows = [[row["rival"], row["difference"], row["t"], row["p"], row["holm"], row["log_likelihood"]] for row in found["rivals"]]
-    text = table(["rival", "its error - own", "t", "p", "Holm", "log-likelihood a choice"], rows)
-    text += f"\n\n{found['label']}: error {found['error']:.4f}, log-likelihood {found['log_likelihood']:.4f} a choice, {people}"
-    return text + f"\n{'winner: ' + found['winner'] if found['winner'] else 'no winner: not every rival is beaten'}"
+        found = wait_for(opened.once_awaited(loops.CONFIRMED, key, confirmation.ClaimTest, tested, concluded))
+    return replace(found, strict=strict)
 
 
 def _fresh(run: Run, people: Data | None) -> None:
@@ -713,23 +855,16 @@ def _fresh(run: Run, people: Data | None) -> None:
             )
 
 
-async def _confirmed(run: Run, config: LoopConfig, made: Any, people: Data | None, key: str, allow: bool) -> dict[str, Any]:
-    from ramify.methods.theory_loop import confirmation
+async def _confirmed(
+    run: Run, config: LoopConfig, made: confirmation.Registration, people: Data | None, key: str, allow: bool
+) -> confirmation.ClaimTest:
     from ramify.methods.theory_loop.participants import find_participants
 
     async with TheoryBench(config.seconds, allow_unsandboxed=allow) as bench:
+        caveats = _left_out(people)
         if people is None:
-            known = {entry.key: entry.payload for entry in run.journal(loops.SUBJECT)}
-
-            def kept(name: str, value: Any) -> Any:
-                if value is not None:
-                    run.log(loops.SUBJECT, name, value)
-                    run.commit()
-                return known.get(name, value)
-
-            people = await find_participants(config.participants, config.noise, bench).collect(
-                made.design, made.people, config.seed, f"confirm {key}", kept
-            )
+            own = find_participants(config.participants, config.noise, bench)
+            people = await own.collect(made.design, made.people, config.seed, f"confirm {key}", loops.kept_in(run))
             if people is None:
                 raise UserError(
                     "the participants of this run are people: name their fresh choices with --data (`export --design` with the "
@@ -738,22 +873,9 @@ async def _confirmed(run: Run, config: LoopConfig, made: Any, people: Data | Non
         if len(people.order) < 2:
             raise UserError(f"{len(people.order)} participants are left, and a test needs two at least")
         try:
-            return await confirmation.compare(bench, made, people)
+            return replace(await confirmation.compare(bench, made, people), caveats=caveats)
         except TheoryError as error:
             raise UserError(f"a theory of the registration fails on this data ({error.kind}): {error}") from None
-
-
-def _winner(found: Mapping[str, Any], key: str) -> Finding:
-    people, holds = f"{found['people']} fresh participants", _holds(found)
-    if "rivals" in found:
-        said = "; ".join(f"{row['rival']}: p {row['holm']:.2g}" for row in found["rivals"])
-        what = "says better what people choose next than each rival" if holds else "does not beat every rival"
-        name, value, unit = "winner" if holds else "no winner", found["error"], "mean squared error"
-        why = f"{found['label']} {what} ({said}, Holm), {people}"
-    else:
-        name, value, unit = f"{found['name']} {'holds' if holds else 'is not shown'}", found["estimate"], "contrast"
-        why = f"{found['claim']}: {found['estimate']:+.3f}, p {found['p']:.2g}, {people}"
-    return Finding(name, CONFIRM, why, value=value, unit=unit, evidence=dict(found), identity={"registration": key})
 
 
 # -- shared ---------------------------------------------------------------------------------------------------------------------
@@ -783,12 +905,16 @@ def _people(path: Path, design: Design) -> Data:
     data = data_of(read_people(path, design), design)
     if not len(data.order):
         raise UserError(f"{path}: nobody is left after the quality filters")
-    if left := data.extra["dropped"]:
-        say(
-            f"{len(left)} of {data.extra['asked']} people are left out: "
-            + "; ".join(f"{one['subject']}: {one['dropped']}" for one in left[:5])
-        )
     return data
+
+
+def _left_out(people: Data | None) -> tuple[str, ...]:
+    """Who of people that were read is left out, as a caveat."""
+    left = () if people is None else people.extra.dropped
+    if people is None or not left:
+        return ()
+    named = "; ".join(f"{one.subject}: {one.dropped}" for one in left[:5])
+    return (f"{len(left)} of {people.extra.asked} people are left out: {named}",)
 
 
 def _labelled(pool: TheoryPool, label: str, folder: Path) -> Theory:
@@ -811,30 +937,3 @@ def _chosen(pool: TheoryPool, key: str | None, folder: Path) -> Experiment:
     if key not in found:
         raise UserError(f"{folder} has no experiment '{key}' ({nearest(key, found)})")
     return found[key]
-
-
-def _experiment(one: Experiment, known: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
-    record = known.get((loops.COLLECTED, one.key))
-    return {
-        "key": one.key,
-        "proposer": one.proposer,
-        "p": one.gate["p"],
-        "passed": one.gate["passed"],
-        "people": None if record is None else record["people"],
-        "real": None if one.real is None else one.real.value,
-        "predictions": {label: None if v is None else v.value for label, v in one.predictions.items()},
-    }
-
-
-def _board(rows: list[dict[str, Any]], slots: list[str]) -> str:
-    return table(
-        ["theory", "score", "mean distance", "", "says"],
-        [
-            [row["label"], row["score"], row["mean_distance"], "survives" if row["label"] in slots else "", row["theory"][:90]]
-            for row in rows
-        ],
-    )
-
-
-def _counted(problems: Mapping[str, int]) -> str:
-    return "".join(f"\n{n} times {kind}: {PROBLEMS[kind]}" for kind, n in problems.items())
