@@ -338,6 +338,7 @@ class StudyVerb(Verb):
             return Planned(settings, self.plan(*first, **named) if self.plan else {})
         kept = f"what is done is kept in {given['out']}: the same command continues"
         with progress(self.maker, 0, self.unit, kept=kept) as bar:
+            bar.begin(0, phase="load")
             return self.function(*first, bar=bar, **given)
 
 
