@@ -51,7 +51,7 @@ def main() -> None:
         begun = time.perf_counter()
         short = config.model_copy(update={"budget": RunLimits(calls=args.rollouts - SHORT)})
         made = Collection(short).collect(folder)
-        print(f"made {made['n']:,} rollouts in {time.perf_counter() - begun:.0f} s, {made['missing']} are missing")
+        print(f"made {made.n:,} rollouts in {time.perf_counter() - begun:.0f} s, {made.missing} are missing")
         times = []
         for _ in range(args.rounds):
             command = [sys.executable, "-c", GO_ON, str(folder), str(time.time()), json.dumps(config.to_json())]

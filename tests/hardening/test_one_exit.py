@@ -113,7 +113,7 @@ def test_the_exit_itself_sanitises_everything() -> None:
             assert isinstance(text.args[0], ast.Call)
             assert dotted(text.args[0].func) == "sanitize"
         else:
-            assert ast.unparse(text).startswith("json.dumps(result, ensure_ascii=True")
+            assert ast.unparse(text).startswith("json.dumps(codec.to_json(result), ensure_ascii=True")
 
 
 @pytest.mark.parametrize(

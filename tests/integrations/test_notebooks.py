@@ -180,7 +180,7 @@ def test_what_loads_weights_in_a_notebook(tmp_path: Path) -> None:
             await here.runs(SEEN)
             improve = f"ramify.improve({small}, 'runs/better', Seen())"
             assert await here.interrupted(improve, tmp_path / "began") == "KeyboardInterrupt"
-            await here.runs(f"{IDLE}\nresult = ramify.resume('runs/better')\nassert result['updates'] == 3, result")
+            await here.runs(f"{IDLE}\nresult = ramify.resume('runs/better')\nassert result.updates == 3, result")
             await here.runs("ramify.why('runs/better', samples=8)")
             await here.runs("warnings.resetwarnings()")
 

@@ -124,7 +124,7 @@ def test_a_killed_collector_takes_its_workers_along_and_its_run_continues(
     kept = set(lines(tmp_path / "run"))
     assert committed(tmp_path / "run") < 24
     assert until(lambda: ray.available_resources().get("CPU", 0.0) == 2.0, 120)  # the cluster took their places back
-    assert Collection(config).collect(tmp_path / "run")["missing"] == 0
+    assert Collection(config).collect(tmp_path / "run").missing == 0
     monkeypatch.setenv("SLOW", "0")
     Collection(config.model_copy(update={"backend": "local"})).collect(tmp_path / "whole")
     assert kept <= set(lines(tmp_path / "run")), "something committed was lost"

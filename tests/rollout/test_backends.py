@@ -103,15 +103,15 @@ def test_what_kills_every_worker_is_a_failed_attempt_and_the_others_continue(
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in task_set))
     config = config.model_copy(update={"tasks": str(tmp_path / "tasks.jsonl")})
     result = Collection(config).collect(tmp_path / "run")
-    assert (result["failed"], result["n"], result["missing"]) == (1, len(task_set) - 1, 0)
-    assert "engine: the worker that played this died 3 times" in next(iter(result["failures"]))
+    assert (result.failed, result.n, result.missing) == (1, len(task_set) - 1, 0)
+    assert "engine: the worker that played this died 3 times" in next(iter(result.failures))
     with Run.open(tmp_path / "run") as run:
         (record,) = run.attempts(tree=doomed.id)
         assert (record.outcome, record.reward, run.scores(tree=doomed.id)) == (None, None, [])
         assert "died 3 times" in str(record.failure)
     (tmp_path / "deaths").write_bytes(b"")  # whatever it was is mended: the same call plays what failed
     again = Collection(config).collect(tmp_path / "run")
-    assert (again["failed"], again["n"]) == (0, len(task_set))
+    assert (again.failed, again.n) == (0, len(task_set))
 
 
 SLOW = RolloutConfig(model="factory:worker_parts:slow_walker", count=4, attempts=6, seed=3, backend="processes:2", concurrency=4)
@@ -150,7 +150,7 @@ def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_continue_with
     assert until(lambda: all(gone(pid) for pid in workers), 90)
     assert 3 <= committed(tmp_path / "run") < 24
     before = set(lines(tmp_path / "run"))
-    assert Collection(SLOW).collect(tmp_path / "run")["missing"] == 0
+    assert Collection(SLOW).collect(tmp_path / "run").missing == 0
     assert before <= set(lines(tmp_path / "run")), "something committed was lost"
     assert sorted(lines(tmp_path / "run")) == sorted(undisturbed)
 
@@ -331,10 +331,10 @@ def test_a_worker_is_told_of_its_own_path_only(tmp_path: Path) -> None:
 def test_a_budget_of_tokens_holds_for_a_model_that_returns_text(tmp_path: Path, backend: str) -> None:
     config = RolloutConfig(model="factory:worker_parts:hosted", count=6, seed=3, backend=backend, concurrency=1)
     whole = Collection(config).collect(tmp_path / "whole")
-    assert whole["tokens"] == 7 * whole["turns"] > 0
+    assert whole.tokens == 7 * whole.turns > 0
     limited = config.model_copy(update={"budget": config.budget.model_copy(update={"tokens": 7})})
     result = Collection(limited).collect(tmp_path / "run")
-    assert (result["spent"], result["n"]) == ("tokens", 1)
+    assert (result.spent, result.n) == ("tokens", 1)
 
 
 @pytest.mark.slow
