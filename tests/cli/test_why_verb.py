@@ -191,4 +191,7 @@ def test_mistakes(verb, halls: Path, chats: Path) -> None:
     assert "has no node 'zzz'" in verb.refused("why", halls, "zzz")
     assert "no run 'nowhere'" in verb.refused("why", "nowhere")
     assert "that somebody judged" in verb.refused("why", chats)
-    assert "cannot be more than n=4" in verb.refused("why", halls, "--n", 4, "--first", 8)
+    for dry in ([], ["--dry-run"]):
+        assert "cannot be more than n=4" in verb.refused("why", halls, "--n", 4, "--first", 8, *dry)
+    (halls / "file").write_text("")
+    assert "is a file; a run is a folder" in verb.refused("why", halls / "file")

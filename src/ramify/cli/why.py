@@ -22,8 +22,8 @@ app = Verbs("why")
 
 
 def plan(
-    run: str, where: str, samples: int | None, n: int, share: bool, do: list[str] | None, every: bool, scorer: str | None,
-    model: str | None, env: str | None,
+    run: str, where: str, samples: int | None, n: int, first: int, share: bool, do: list[str] | None, every: bool,
+    scorer: str | None, model: str | None, env: str | None,
 ) -> Mapping[str, Cell]:  # fmt: skip
     """What it takes at most."""
     from ramify.jobs.why.ask import most_samples, plays_again
@@ -34,7 +34,7 @@ def plan(
     from ramify.trace.outcome import settled
 
     _check(where, do or [], every)
-    question = WhyQuestion(n, first=1, samples=samples, share=share)
+    question = WhyQuestion(n, first, samples, share=share)
     with Run.open(find_run(run)) as opened:
         views = asked(opened, settled(opened, scorer), where, every)
         again = plays_again(opened, question, WhoPlays(model, env))
