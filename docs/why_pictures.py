@@ -4,7 +4,6 @@ here)."""
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from picture_files import save
@@ -21,7 +20,7 @@ def shares() -> str:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         ramify.play(recorded(one), environment, [{"id": "errand"}], out=run)
-        return share_picture(asdict(ramify.why(run, model=agent(one), env=environment, share=True)))
+        return share_picture(ramify.why(run, model=agent(one), env=environment, share=True).share)
 
 
 if __name__ == "__main__":

@@ -368,7 +368,7 @@ class StudyVerb(Verb):
                 given.setdefault(one.name, one.default)
         named = given[self.run] is not None
         out = given[self.run] = given[self.run] if named else next_run(self.folder)
-        if Path(out).is_file():
+        if self.run == "out" and Path(out).is_file():  # one of another name may be there already, and its verb says so
             raise UserError(f"cannot make a run in {out}: it is a file")
         dry = given.pop(DRY, False)
         title = Path(out).name if self.folder and not dry else self.maker
@@ -388,9 +388,9 @@ class StudyVerb(Verb):
 
     def _kept(self, out: Path, named: bool) -> str:
         """What an interrupted call leaves, and how to continue."""
-        from ramify.trace.connect import holds_run
+        from ramify.trace.sources import run_folder
 
-        if not holds_run(out):
+        if run_folder(out) is None:
             return "nothing was done yet"
         if self.resumed:
             return f"finished work is kept: continue with `ramify resume {out}`"

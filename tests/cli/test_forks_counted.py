@@ -8,7 +8,7 @@ from typing import Any
 
 import ramify
 from ramify.jobs.summary import summarise
-from ramify.jobs.why import tools
+from ramify.jobs.why.moves import worst_moves
 from ramify.trace.db import Run
 from ramify.trace.outcome import settled
 from ramify.web.tasks import task_rows
@@ -22,7 +22,7 @@ def test_forks_are_no_attempts(verb: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
     attempts = ramify.play(agent, "household", attempts=3, out=out, seed=2)
     with Run.open(out) as run:
-        before, steps = summarise(run), tools(run)
+        before, steps = summarise(run), worst_moves(run, settled(run))
     assert (before.attempts.n, before.forks) == (24, None)
     first = attempts[0].turns[0].node.id
     ramify.fork_run(out, first, n=4, model=agent, env="household")
@@ -31,7 +31,7 @@ def test_forks_are_no_attempts(verb: Any, tmp_path: Path) -> None:
     with Run.open(out) as run:
         now = summarise(run)
         rows = task_rows(run, settled(run))
-        assert tools(run) == steps
+        assert worst_moves(run, settled(run)) == steps
     assert now.attempts == before.attempts
     assert now.forks.n >= 4 + 2 + 2
     assert {row.attempts for row in rows} == {3}

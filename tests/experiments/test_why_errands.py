@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ramify
-from ramify.jobs.why import LEAST
+from ramify.jobs.why.records import LEAST
 from ramify.stats.intervals import clopper_pearson
 from ramify_experiments.why.errands import KINDS, Errand, ErrandEnvironment, agent, errand, peers_case
 from ramify_experiments.why.repro import search, why_of

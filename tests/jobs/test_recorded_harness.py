@@ -21,6 +21,7 @@ from ramify.cli.serve import find_served
 from ramify.jobs.helped import helped
 from ramify.jobs.judged import judge
 from ramify.jobs.summary import summarise
+from ramify.rollout.stored import WhoPlays
 from ramify.trace.db import Run
 from ramify.web.api import Api
 from ramify.web.limits import Guard, Slots
@@ -122,15 +123,15 @@ def test_the_step_that_lost_it_and_what_would_have_helped(repo: Path, tmp_path: 
         assert "* b" in found.headline
         assert found.after.k == 0
         assert "a * b" in found.alternatives[0].action
-        assert found.alternatives[0].chance.p == 1
-        done = {one.kind: one for one in helped(run, found, ["action", "resample"], n=6, model=server.model, env=env)}
-        assert (done["action"].arm.k, done["action"].arm.n) == (6, 6)
-        assert done["resample"].arm.k > done["resample"].control.k == 0
-        with Run.open(run) as opened:
+        assert found.alternatives[0].p == 1
+        done = {one.do: one for one in helped(run, found, ["action", "resample"], n=6, model=server.model, env=env)}
+        assert (done["action"].changed.k, done["action"].changed.n) == (6, 6)
+        assert done["resample"].changed.k > done["resample"].control.k == 0
+        with Run.open(run, write=True) as opened:
             told = summarise(opened)
+            assert judge(opened, WhoPlays(server.model, env)) == []
         assert (told.attempts.successes, told.attempts.n) == (1, 2)  # what was recorded, judged by the tests
         assert told.forks.n > 20
-        assert judge(run, server.model, env) == []
 
 
 @pytest.mark.slow
@@ -140,7 +141,7 @@ def test_no_step_stands_out_where_none_lost_it(repo: Path, tmp_path: Path) -> No
         recorded(repo, server.model, "+", run)
         found = ramify.why(run, model=server.model, env=env, samples=40)
     assert found.verdict == "none"
-    assert "0 % from the start" in found.headline
+    assert "0% from the start" in found.headline
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import factorial
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,18 @@ import numpy as np
 import pytest
 
 import ramify
+from ramify.base import codec
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.seeds import generator
 from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.jobs.share import Looks, ShareWalk, take, walks
 from ramify.jobs.why import found
+from ramify.jobs.why.findings import read
+from ramify.jobs.why.records import StepShare
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.attempts import Attempt
 from ramify.trace.db import Run
+from ramify.trace.node import Finding
 from ramify.web.shares import share_picture
 
 
@@ -87,7 +91,7 @@ def test_two_steps_that_fail_together_share_the_loss(tmp_path: Path) -> None:
     why = ramify.why(run, model=agent(), env=Rooms(), share=True, describe=0, on_attempt=played.append)
     assert why.share is not None
     assert [step.credited for step in why.share.steps] == [t in (1, 4) for t in range(6)]
-    values = [step.value or 0.0 for step in why.share.steps]
+    values = [step.share or 0.0 for step in why.share.steps]
     # exactly, each of the two has half * (1 - half / 2), and the shares sum to the whole loss
     for step in why.share.steps:
         assert step.interval is not None
@@ -100,11 +104,21 @@ def test_two_steps_that_fail_together_share_the_loss(tmp_path: Path) -> None:
     assert turns < 6 * len(played) / 1.5
     with Run.open(run) as stored:
         assert found(stored) == [why]
-    picture = share_picture(asdict(why))
-    assert picture.count("<circle") == 6
-    assert "<script" not in share_picture({"share": {"steps": [{"action": "<script>", "value": 0.5, "interval": [0, 1]}]}})
-    for forged in (None, {"share": 3}, {"share": {"steps": [3, {"action": "a", "value": "x", "interval": [0, float("nan")]}]}}):
-        assert share_picture(forged) == ""
+    assert share_picture(why.share).count("<circle") == 6
+    hostile = StepShare("n", "<script>", 0.5, (0.0, 1.0), True)
+    assert "<script" not in share_picture(replace(why.share, steps=(hostile,)))
+    assert share_picture(None) == share_picture(replace(why.share, steps=())) == ""
+    record = codec.to_json(why)
+    assert read(Finding("lost here", "why", "", evidence=record)) == why
+    for forged in (
+        None,
+        {"share": 3},
+        record | {"share": record["share"] | {"steps": [3]}},
+        record | {"share": record["share"] | {"steps": [{**record["share"]["steps"][0], "interval": [0, float("nan")]}]}},
+        record | {"share": record["share"] | {"steps": [{**record["share"]["steps"][0], "share": 1e300}]}},
+        record | {"before": {**record["before"], "k": -1}},
+    ):
+        assert read(Finding("lost here", "why", "", evidence=forged)) is None
     # attempts in which steps were held count neither as attempts nor for a later search
     assert ramify.why(run, model=agent(), env=Rooms(), describe=0).free == 0
     played.clear()
@@ -127,7 +141,7 @@ def test_an_interrupted_share_continues(tmp_path: Path) -> None:
         ramify.why(run, model=agent(), env=Rooms(), share=True, describe=0, on_attempt=stop)
     sampled: list[Attempt] = []
     again = ramify.why(run, model=agent(), env=Rooms(), share=True, describe=0, on_attempt=sampled.append)
-    assert replace(again, command=whole.command) == whole
+    assert replace(again, run=whole.run) == whole
     assert len(sampled) < whole.samples + (0 if whole.share is None else whole.share.samples)
 
 
@@ -152,7 +166,7 @@ def test_budgets_and_mistakes(tmp_path: Path) -> None:
     assert why.samples + why.share.samples <= 60
     none = ramify.why(run, model=agent(), env=Rooms(), share=True, describe=0, samples=5)
     assert none.share is not None
-    assert (none.share.walks, none.share.steps[0].value, none.share.credited) == (0, None, [])
+    assert (none.share.walks, none.share.steps[0].share, none.share.credited) == (0, None, [])
     with Run.open(run) as stored:
         assert found(stored) == [none]
     with pytest.raises(UserError, match="say what plays"):

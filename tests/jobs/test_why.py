@@ -16,13 +16,15 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.jobs.decline import Decline
 from ramify.jobs.helped import helped
-from ramify.jobs.why import found, tools
+from ramify.jobs.why import found
+from ramify.jobs.why.moves import worst_moves
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.attempts import Attempt
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import clopper_pearson
 from ramify.trace.db import Run
 from ramify.trace.node import Finding
+from ramify.trace.outcome import settled
 
 
 def failed_run(path: Path, attempts: int = 6) -> Path:
@@ -37,12 +39,12 @@ def test_the_step_that_decides_is_found_and_stored(tmp_path: Path) -> None:
     why = ramify.why(run, model=agent(), env=Halls(), on_attempt=played.append)
     assert (why.verdict, why.action, why.counterfactual, why.success) == ("step", "right", True, False)
     assert why.headline.startswith("Lost at `right`: success ")
-    assert "-> 0 %. From the same state " in why.headline
+    assert "-> 0%. From the same state " in why.headline
     assert why.node == why.steps[1].node
     assert why.before.interval[0] <= 0.7 <= why.before.interval[1]
     assert why.after.k == 0
     (left,) = why.alternatives
-    assert (left.action, left.chance.p) == ("left", 1.0)
+    assert (left.action, left.p) == ("left", 1.0)
     assert len(played) == why.samples > 0
     assert [step.stands_out for step in why.steps] == [False, True, False]
     with Run.open(run) as stored:
@@ -77,10 +79,10 @@ def test_a_changed_context_helps_where_it_says_something_and_not_where_it_does_n
     why = ramify.why(run, model=obedient(), env=Halls())
     changes = [f"context={tmp_path / name}.json" for name in edits]
     says, empty = helped(run, why, changes, n=48, model=obedient(), env=Halls())
-    assert (says.arm.k, says.arm.n) == (48, 48)
+    assert (says.changed.k, says.changed.n) == (48, 48)
     assert says.control.k < 48
-    assert says.row.p_corrected <= 0.05 < empty.row.p_corrected
-    low, high = empty.row.difference_interval
+    assert says.p_corrected <= 0.05 < empty.p_corrected
+    low, high = empty.interval
     assert low <= 0 <= high
 
 
@@ -102,8 +104,10 @@ def test_attempts_alone_are_no_counterfactual(tmp_path: Path) -> None:
     few = ramify.why(failed_run(tmp_path / "few", attempts=2))
     assert (few.verdict, few.node, few.counterfactual) == ("none", None, False)
     with Run.open(run) as stored:
-        worst = tools(stored)[0]
-    assert (worst["tool"], worst["difference"] < 0) == ("right", True)
+        worst = worst_moves(stored, settled(stored))[0]
+    assert worst.tool == "right"
+    assert worst.difference is not None
+    assert worst.difference < 0
 
 
 def test_mistakes(tmp_path: Path) -> None:

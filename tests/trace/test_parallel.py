@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ramify.jobs.why import walked
+from ramify.jobs.why.attempts import walked
 from ramify.score.steps import run_columns
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread

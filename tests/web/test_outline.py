@@ -9,6 +9,8 @@ import pytest
 from web_sample import make_run
 
 from ramify.base.codec import from_json, to_json
+from ramify.jobs.why import Why
+from ramify.jobs.why.records import Chance
 from ramify.rollout.potential import counts_annotation
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import wilson
@@ -121,7 +123,10 @@ def test_what_was_chosen_in_one_state_stands_together_and_what_ramify_why_counte
     assert (first.n, first.p, second.n) == (2, (0.5, *(round(end, 4) for end in wilson(1, 2)), 2), 1)
     assert [record.choices[at].text for at in (*first.choices, *second.choices)] == ["open", "wait"]
     assert [choice.reach for choice in record.choices] == pytest.approx([1, 2 / 3, 2 / 3, 1 / 3, 1 / 3])
-    evidence = {name: {"k": k, "n": 40, "interval": [k / 40 - 0.1, k / 40 + 0.1]} for name, k in (("before", 20), ("after", 4))}
+    before, after = (Chance(k / 40, (k / 40 - 0.1, k / 40 + 0.1), k, 40) for k in (20, 4))
+    evidence = to_json(
+        Why(tree="t", attempt="end", success=False, verdict="step", headline="Lost at `open`", before=before, after=after)
+    )
     at = texts["open"].ids[0]
     grown.run.conclude("why", [Finding("lost here", "why", "Lost at `open`", at, evidence=evidence)])
     lost = drawn(grown.run, tree, found, {}).choices[found.of[at]]

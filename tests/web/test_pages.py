@@ -206,12 +206,10 @@ def test_the_headline_is_the_stored_finding(tmp_path: Path) -> None:
         name = run.trees()[-2].name
         step = read_tree(run, name).steps[0]
         assert f"ramify why {run_name(run)} {name}" in Balanced(tree_html(run, name)).words
-        lost = Finding(
-            "lost here", "why", "Lost at `go <b>`: success 73 % -> 0 %.", step.id, action="ramify fork x y", value=-0.73
-        )
+        lost = Finding("lost here", "why", "Lost at `go <b>`: success 73% -> 0%.", step.id, action="ramify fork x y", value=-0.73)
         other = Finding("no step stands out", "why", "No step stands out.", read_tree(run, run.trees()[1].name).steps[0].id)
         run.conclude("why", [other, lost])
         html = tree_html(run, name)
-        assert '<p class="why">Lost at <code>go &lt;b&gt;</code>: success 73 % -&gt; 0 %.</p>' in html
+        assert '<p class="why">Lost at <code>go &lt;b&gt;</code>: success 73% -&gt; 0%.</p>' in html
         assert "ramify why" not in Balanced(html.partition("<script")[0] + "</body></html>").words
         assert interesting(run)[0] == name

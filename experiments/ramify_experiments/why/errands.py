@@ -15,7 +15,7 @@ import numpy as np
 
 from ramify.base.seeds import derive_key, generator
 from ramify.env.protocol import Observation, Task, TaskSet
-from ramify.jobs.why import LEAST
+from ramify.jobs.why.records import LEAST
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.message import Message
 

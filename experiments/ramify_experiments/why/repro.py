@@ -12,7 +12,8 @@ import numpy as np
 import ramify
 from ramify.base.seeds import generator
 from ramify.jobs.decline import Decline
-from ramify.jobs.why import LEAST, Why
+from ramify.jobs.why import Why
+from ramify.jobs.why.records import LEAST
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import clopper_pearson
 from ramify_experiments.lab import Checks, ResultCache, sized

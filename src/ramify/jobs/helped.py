@@ -4,10 +4,11 @@ and compare with as many unchanged forks."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ramify.base import codec
 from ramify.base.errors import UserError, nearest
@@ -15,16 +16,16 @@ from ramify.base.files import read_small
 from ramify.base.ids import json_hash
 from ramify.base.waiting import wait_for
 from ramify.env.protocol import AnyEnvironment, Task
-from ramify.jobs.why import OTHER, Why
+from ramify.jobs.why.answer import Why
+from ramify.jobs.why.records import Chance, Helped
 from ramify.model.function import AnyModel
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.edits import check_edit
 from ramify.rollout.fork import fork
 from ramify.rollout.run import Episodes
-from ramify.rollout.stored import open_episodes
-from ramify.stats.drops import Counts, SuccessShare
+from ramify.rollout.stored import WhoPlays, episodes_in
+from ramify.stats.drops import Counts
 from ramify.stats.evidence import EvidenceRow, each_against
-from ramify.stats.intervals import Interval
 from ramify.trace.db import Run
 from ramify.trace.message import unspoken
 from ramify.trace.node import Finding, Node
@@ -38,40 +39,6 @@ KINDS = {
     "policy": "another agent from here on",
 }
 CONTEXT = ("rule", "history", "insert")
-
-
-@dataclass(frozen=True, slots=True)
-class HelpedChange:
-    """One change as a result tells it: success with it and without it, and the difference."""
-
-    do: str
-    value: str
-    node: str
-    changed: SuccessShare
-    control: SuccessShare
-    difference: float
-    interval: Interval
-    p_corrected: float
-
-
-@dataclass(frozen=True, slots=True)
-class Helped:
-    """One change: ``row`` compares its forks with those without it, corrected over all changes of one call."""
-
-    kind: str
-    value: str
-    node: str
-    """Where it was made."""
-    arm: Counts
-    control: Counts
-    row: EvidenceRow
-
-    @property
-    def told(self) -> HelpedChange:
-        """As results and findings hold it."""
-        row = self.row
-        found = row.difference, row.difference_interval, row.p_corrected
-        return HelpedChange(self.kind, self.value, self.node, self.arm.share, self.control.share, *found)
 
 
 def change_of(text: str) -> tuple[str, str]:
@@ -96,37 +63,56 @@ def helped(
     trust: bool = False,
     effects: Mapping[str, str] | None = None,
     on_attempt: Callable[[Attempt], object] = lambda attempt: None,
-) -> list[Helped]:
+) -> tuple[Helped, ...]:
     """Make each of ``changes`` (``KIND=VALUE``, see :data:`KINDS`) at the step that ``why`` names,
     ``n`` forks each, and ``n`` without it.
 
     Forks that are stored are loaded. What is found is stored as findings.
     Raises UserError where the step, or what is to be done, is none.
     """
+    with Run.open(path, write=True) as run:
+        return helped_in(run, why, changes, n, WhoPlays(model, env, trust, effects or {}), on_attempt)
+
+
+def helped_in(
+    run: Run, why: Why, changes: Sequence[str], n: int, who: WhoPlays, on_attempt: Callable[[Attempt], object]
+) -> tuple[Helped, ...]:
+    """:func:`helped` in a run that is open for writing."""
     wanted = [change_of(text) for text in changes]
     if why.node is None or not why.counterfactual:
         raise UserError("--do changes the step that lost the attempt, and none stands out by forks")
-    with Run.open(path) as run:
-        step = run.node(why.node)
-    made: list[tuple[str, str, str, Counts, Counts]] = []
-    with open_episodes(path, step, model, env, trust=trust, effects=effects) as (episodes, task):
-        episodes.on_attempt = on_attempt
-        with episodes.committing():
-            at = _Place(episodes, task, why, n)
-            for kind, value in wanted:
-                if kind != "policy":
-                    made.append(at.make(kind, value))
-            control = at.unchanged(at.step) if any(kind == "policy" for kind, _ in wanted) else Counts(0, 0)
-    for _, value in [one for one in wanted if one[0] == "policy"]:
-        with open_episodes(path, step, value, env, trust=trust, effects=effects) as (episodes, task):
-            episodes.on_attempt = on_attempt
-            with episodes.committing():
-                other = _Place(episodes, task, why, n)
-                made.append(("policy", value, other.step.id, other.unchanged(other.step), control))
-    rows = each_against({str(i): ((c.k, c.n), (a.k, a.n)) for i, (_, _, _, a, c) in enumerate(made)})
-    found = [Helped(*one, row) for one, row in zip(made, rows, strict=True)]
-    _keep(path, why, found, {"n": n})
+    step = run.node(why.node)
+    made: list[_Made] = []
+    control = Counts(0, 0)
+    place = _Place(*episodes_in(run, step, who), why, n)
+    with place.played(on_attempt):
+        made += [place.make(kind, value) for kind, value in wanted if kind != "policy"]
+        if any(kind == "policy" for kind, _ in wanted):
+            control = place.unchanged(place.step)
+    for value in [value for kind, value in wanted if kind == "policy"]:
+        other = _Place(*episodes_in(run, step, replace(who, model=value)), why, n)
+        with other.played(on_attempt):
+            made.append(_Made("policy", value, other.step.id, other.unchanged(other.step), control))
+    rows = each_against({str(i): ((one.control.k, one.control.n), (one.changed.k, one.changed.n)) for i, one in enumerate(made)})
+    found = tuple(one.against(why.attempt, row) for one, row in zip(made, rows, strict=True))
+    _keep(run, found, {"n": n})
     return found
+
+
+class _Made(NamedTuple):
+    """One change as it was made, and what came of it with and without."""
+
+    do: str
+    value: str
+    node: str
+    changed: Counts
+    control: Counts
+
+    def against(self, attempt: str, row: EvidenceRow) -> Helped:
+        """With the evidence."""
+        changed, control = Chance.of(self.changed), Chance.of(self.control)
+        about = attempt, self.do, self.value, self.node
+        return Helped(*about, changed, control, row.difference, row.difference_interval, row.p_corrected)
 
 
 class _Place:
@@ -141,24 +127,31 @@ class _Place:
             at -= 1
         self.step, self.rest = path[at], path[at + 1 :]
 
-    def make(self, kind: str, value: str) -> tuple[str, str, str, Counts, Counts]:
-        """One change: (kind, value, node, counts with it, counts without)."""
+    @contextmanager
+    def played(self, on_attempt: Callable[[Attempt], object]) -> Iterator[None]:
+        """Forks inside are stored as they end, and told."""
+        self.episodes.on_attempt = on_attempt
+        with self.episodes.committing():
+            yield
+
+    def make(self, kind: str, value: str) -> _Made:
+        """One change, and what came of it."""
         if kind == "resample":
             seen = self._seen()
-            return kind, value, self.step.id, self.unchanged(self.step), self._ended(seen) or self.unchanged(seen)
+            return _Made(kind, value, self.step.id, self.unchanged(self.step), self._ended(seen) or self.unchanged(seen))
         if kind == "action":
             value = value or self._best()
             said = unspoken(value) if self.step.data.get("tool_calls") else value  # as actions with calls are shown
-            return kind, value, self.step.id, self._fork(self.step, {"replace": said}), self.unchanged(self.step)
+            return _Made(kind, value, self.step.id, self._fork(self.step, {"replace": said}), self.unchanged(self.step))
         if kind == "observation":
             seen = self._seen()
             if self._ended(seen):
                 raise UserError(f"--do observation: the attempt ended with the answer to node {self.step.id[:12]}")
-            return kind, value, seen.id, self._fork(seen, {"replace": value}), self.unchanged(seen)
+            return _Made(kind, value, seen.id, self._fork(seen, {"replace": value}), self.unchanged(seen))
         edit = check_edit(_read(value))
         if edit is None or next(iter(edit)) not in CONTEXT:
             raise UserError(f"--do context: {value} must hold an edit of {', '.join(CONTEXT)}")
-        return kind, value, self.step.id, self._fork(self.step, edit), self.unchanged(self.step)
+        return _Made(kind, value, self.step.id, self._fork(self.step, edit), self.unchanged(self.step))
 
     def unchanged(self, node: Node) -> Counts:
         """Forks at a node without any change."""
@@ -180,7 +173,7 @@ class _Place:
         return Counts(self.n * self.why.success, self.n) if seen.stop else None
 
     def _best(self) -> str:
-        alternatives = [one.action for one in self.why.alternatives if one.action != OTHER and not one.action.endswith(" …")]
+        alternatives = [one.action for one in self.why.alternatives if one.repeatable]
         if not alternatives:
             raise UserError("--do action: no other attempt did anything that can be repeated, so say what: --do action=TEXT")
         return alternatives[0]
@@ -193,28 +186,27 @@ def _read(file: str) -> Any:
         raise UserError(f"{file}: not readable as JSON: {error}") from None
 
 
-def _about(finding: Finding) -> tuple[Any, ...]:
-    evidence = finding.evidence if isinstance(finding.evidence, Mapping) else {}
-    return tuple(evidence.get(name) for name in ("attempt", "do", "value"))
+def _about(finding: Finding) -> tuple[str, str, str] | None:
+    """The attempt and the change that a finding is about; None where it is none of ours."""
+    try:
+        one = codec.from_json(Helped, finding.evidence)
+    except UserError:
+        return None
+    return one.attempt, one.do, one.value
 
 
-def _keep(path: Path | str, why: Why, found: Sequence[Helped], settings: Mapping[str, Any]) -> None:
-    with Run.open(path, write=True) as run:
-        new = {(why.attempt, one.kind, one.value) for one in found}
-        old = [one for one in run.findings(maker=MAKER) if _about(one) not in new]
-        findings = [
-            Finding(
-                "would have helped" if one.row.p_corrected <= 0.05 and one.row.difference > 0 else "was tried instead",
-                MAKER,
-                f"{one.kind}{f' `{one.value}`' if one.value else ''} instead: {one.arm.k} of {one.arm.n} succeeded, "
-                f"{one.control.k} of {one.control.n} without it",
-                one.node,
-                value=one.row.difference,
-                unit="success",
-                evidence={"attempt": why.attempt, **codec.to_json(one.told)},
-                identity=settings,
-            )
-            for one in found
-        ]
-        run.conclude(MAKER, [*old, *findings])
-        run.commit()
+def _keep(run: Run, found: Sequence[Helped], settings: Mapping[str, Any]) -> None:
+    new = {(one.attempt, one.do, one.value) for one in found}
+    old = [one for one in run.findings(maker=MAKER) if _about(one) not in new]
+    run.conclude(MAKER, [*old, *(_finding(one, settings) for one in found)])
+    run.commit()
+
+
+def _finding(one: Helped, settings: Mapping[str, Any]) -> Finding:
+    name = "would have helped" if one.p_corrected <= 0.05 and one.difference > 0 else "was tried instead"
+    tried = f"{one.do}{f' `{one.value}`' if one.value else ''} instead: {one.changed.k} of {one.changed.n} succeeded"
+    without = f"{one.control.k} of {one.control.n} without it"
+    evidence = codec.to_json(one)
+    return Finding(
+        name, MAKER, f"{tried}, {without}", one.node, value=one.difference, unit="success", evidence=evidence, identity=settings
+    )

@@ -8,47 +8,34 @@ No model is asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 from ramify.base.errors import RamifyError
 from ramify.base.waiting import wait_for
-from ramify.env.protocol import AnyEnvironment
-from ramify.model.function import AnyModel
 from ramify.rollout.attempts import Attempt
-from ramify.rollout.stored import open_episodes, task_of
+from ramify.rollout.stored import WhoPlays, episodes_in, task_of
 from ramify.trace.db import Run
 from ramify.trace.outcome import NOBODY, settled
 
 
-def judge(
-    path: Path | str,
-    model: AnyModel | None,
-    env: AnyEnvironment | None,
-    trust: bool = False,
-    effects: Mapping[str, str] | None = None,
-) -> list[Attempt]:
-    """Play the attempts of the run at ``path`` that end in a reply and have no outcome with ``env``, and store how they ended.
+def judge(run: Run, who: WhoPlays) -> list[Attempt]:
+    """Play the attempts of a run that is open for writing that end in a reply and have no outcome, and store how they ended.
 
     Only of a run that names no environment of its own, with model and environment given, and where no scorer but an environment
     judges; else nothing is played. Raises RamifyError where every one failed, as where the agent does not ask what it asked then.
     """
-    if model is None or env is None:
+    if who.model is None or who.env is None or isinstance(run.config.get("env"), str):
         return []
-    with Run.open(path) as run:
-        deciding = settled(run)
-        if isinstance(run.config.get("env"), str) or (deciding is not NOBODY and deciding.scorer != "env"):
-            return []
-        ends = []
-        for info in run.trees():
-            scored, tree = deciding.scores(run, info.name), run.tree(info.name)
-            ends += [node for node in tree.leaves() if node.role == "assistant" and node.id not in scored]
+    deciding = settled(run)
+    if deciding is not NOBODY and deciding.scorer != "env":
+        return []
+    ends = []
+    for info in run.trees():
+        scored, tree = deciding.scores(run, info.name), run.tree(info.name)
+        ends += [node for node in tree.leaves() if node.role == "assistant" and node.id not in scored]
     if not ends:
         return []
-    done = []
-    with open_episodes(path, ends[0], model, env, trust=trust, effects=effects) as (episodes, _), episodes.committing():
-        for end in ends:
-            done.append(wait_for(episodes.judged(end.tree, task_of(episodes.run, end.tree)[0], end.id)))
+    episodes, _ = episodes_in(run, ends[0], who)
+    with episodes.committing():
+        done = [wait_for(episodes.judged(end.tree, task_of(run, end.tree)[0], end.id)) for end in ends]
     if all(one.outcome is None for one in done):
         raise RamifyError(f"no recorded attempt could be played again to judge it, the first because of {done[0].failure}")
     return done

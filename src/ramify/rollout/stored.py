@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,18 @@ def task_of(run: Run, tree: str) -> tuple[Task, str]:
     return Task(str(info.task.get("id", info.name)), info.task.get("data") or dict(info.task)), info.group
 
 
+@dataclass(frozen=True, slots=True)
+class WhoPlays:
+    """Who continues the attempts of a run; None is whom the run names."""
+
+    model: AnyModel | None = None
+    env: AnyEnvironment | None = None
+    trust: bool = False
+    """The settings of a run that was made elsewhere may load code."""
+    effects: Mapping[str, str] = field(default_factory=dict)
+    """What the environment's tools do (:data:`ramify.env.tools.EFFECTS`)."""
+
+
 @contextmanager
 def open_episodes(
     path: Path | str,
@@ -87,37 +100,41 @@ def open_episodes(
     Of an improve run the agent is the one that sampled the node where its weights are still there (the starting or the improved
     ones), else the improved one. ``effects`` say what the environment's tools do (:data:`ramify.env.tools.EFFECTS`).
     """
+    who = WhoPlays(model, environment, trust, effects or {})
     with Run.open(path, write=True) as run:
-        config = run.config
-        spec, env = named_components(run, model, environment)
-        check_trust(run, trust or (model is not None and environment is not None and compactor is not None))
-        task, group = task_of(run, node.tree)
-        seed = int(config.get("seed", 0))
-        if has_player(run, model, environment):
-            agent, chosen = registry.get("player", run.kind)(run, node, model)
-            declare(chosen, effects or {})
-            yield Episodes(agent, chosen, run, seed, group), task
-            run.commit()
-            return
-        shortens: Any = compactor or config.get("compactor")
-        if shortens == "":
-            raise UserError(f"{path} was made with a compactor that ramify cannot load by name; pass compactor=")
-        window = int(config.get("window") or 0)
-        settings = dict(
-            config.get("sampling") or {"temperature": config.get("temperature", 1.0), "max_tokens": config.get("max_reply", 64)}
-        )
-        if model is None or isinstance(model, str):
-            spec, improved = model or spec, Path(path) / AGENT
-            sampled_by = "" if node.provenance is None else run.provenance(node.provenance).weights
-            kept = kept_template(run)
-            found, template = find_model(spec, given=kept)
-            if model is None and improved.is_dir() and found.identity.weights != sampled_by:
-                found, template = find_model(f"hf:{improved}", given=kept)
-            settings["stop_tokens"] = () if template is None else template.stop_tokens
-            agent = make_agent(found, template, read_sampling(settings), shortens, window)
-        else:
-            agent = make_agent(model, None, read_sampling(settings), shortens, window, kept_template(run))
-        chosen = any_environment(environment or env)
-        declare(chosen, effects or {})
-        yield Episodes(agent, chosen, run, seed, group), task
+        yield episodes_in(run, node, who, compactor)
         run.commit()
+
+
+def episodes_in(run: Run, node: Node, who: WhoPlays, compactor: Compactor | None = None) -> tuple[Episodes, Task]:
+    """:func:`open_episodes` of a run that is open for writing."""
+    config = run.config
+    spec, env = named_components(run, who.model, who.env)
+    check_trust(run, who.trust or (who.model is not None and who.env is not None and compactor is not None))
+    task, group = task_of(run, node.tree)
+    seed = int(config.get("seed", 0))
+    if has_player(run, who.model, who.env):
+        agent, chosen = registry.get("player", run.kind)(run, node, who.model)
+        declare(chosen, who.effects)
+        return Episodes(agent, chosen, run, seed, group), task
+    shortens: Any = compactor or config.get("compactor")
+    if shortens == "":
+        raise UserError(f"{run.folder} was made with a compactor that ramify cannot load by name; pass compactor=")
+    window = int(config.get("window") or 0)
+    settings = dict(
+        config.get("sampling") or {"temperature": config.get("temperature", 1.0), "max_tokens": config.get("max_reply", 64)}
+    )
+    if who.model is None or isinstance(who.model, str):
+        spec, improved = who.model or spec, run.folder / AGENT
+        sampled_by = "" if node.provenance is None else run.provenance(node.provenance).weights
+        kept = kept_template(run)
+        found, template = find_model(spec, given=kept)
+        if who.model is None and improved.is_dir() and found.identity.weights != sampled_by:
+            found, template = find_model(f"hf:{improved}", given=kept)
+        settings["stop_tokens"] = () if template is None else template.stop_tokens
+        agent = make_agent(found, template, read_sampling(settings), shortens, window)
+    else:
+        agent = make_agent(who.model, None, read_sampling(settings), shortens, window, kept_template(run))
+    chosen = any_environment(who.env or env)
+    declare(chosen, who.effects)
+    return Episodes(agent, chosen, run, seed, group), task

@@ -116,11 +116,9 @@ def run_attempts(
     whose score has no value. Its reward is the score's value. The anchor of a state is the environment's ``state_key``, or the
     observation's text where it gave none. Raises UnscoredError when there is no attempt."""
     found = False
-    for attempt in views(run, group, scorer):
-        left_out = attempt.reward is None and (attempt.score is not None or attempt.broken_off is not None or not unscored)
-        if not left_out and attempt.steps:
-            found = True
-            yield attempt, _records(attempt)
+    for one in step_records(views(run, group, scorer), unscored):
+        found = True
+        yield one
     if not found:
         where = "" if group is None else f" in group '{group}'"
         names = ", ".join(f"'{name}'" for name in (*ALIASES["reward"][:2], ALIASES["success"][0]))
@@ -130,6 +128,14 @@ def run_attempts(
             f"import the log into another folder with the outcome in one of {names}, or in the field that --reward-field names"
             + (f", or choose a --scorer: {others}" if others else "")
         )
+
+
+def step_records(attempts: Iterable[View], unscored: bool = False) -> Iterator[tuple[View, list[dict[str, Any]]]]:
+    """Attempts with the records of their steps; which are left out, :func:`run_attempts` says."""
+    for attempt in attempts:
+        left_out = attempt.reward is None and (attempt.score is not None or attempt.broken_off is not None or not unscored)
+        if not left_out and attempt.steps:
+            yield attempt, _records(attempt)
 
 
 def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None = None, scorer: str | None = None) -> Columns:

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ramify.jobs.why.findings import MAKER as WHY
+from ramify.jobs.why.findings import NOTHING, read
+from ramify.jobs.why.records import Chance as Counted
 from ramify.render.escape import visible
 from ramify.render.svg import clip
 from ramify.stats.intervals import wilson
@@ -32,7 +35,6 @@ _SAMPLES = 50  # ids of equal samples that a page names
 _ANSWERS = 20  # different answers to one choice
 _EDITED = 0.1  # weight of a fork's edit against a sample, where the script opens what is travelled most
 
-WHY, NOTHING = "why", "no step stands out"
 """Maker of the findings of `ramify why`, and the name of those that name no step."""
 
 Chance = tuple[float, float, float, float]
@@ -185,18 +187,19 @@ def drawn(run: Run, tree: TaskTree, found: Outline, explained: Mapping[str, Mapp
     messages, findings = _Messages(), run.findings(tree=tree.info.name)
     lost = next((one for one in findings if one.maker == WHY and one.name != NOTHING and found.of.get(one.node or "", 0)), None)
     at_lost = -1 if lost is None else found.of[str(lost.node)]
-    ends = {name: None if lost is None else _counted_chance(lost.evidence, name) for name in ("before", "after")}
+    why = None if lost is None else read(lost)
+    before, after = (None, None) if why is None else (_counted(why.before), _counted(why.after))
     chances = [None if choice.chance is None else _chance(choice.chance) for choice in found.choices]
-    counted_there = ends["before"] is not None and ends["after"] is not None
+    counted_there = before is not None and after is not None
     if counted_there:
-        chances[at_lost] = ends["after"]
+        chances[at_lost] = after
     below, size, reach = _counts(found.choices)
     rivals, place = _rivals(found.choices, chances)
     scores, inside = _scores(run, tree, found), _inside(run, tree, found)
     choices = []
     for at, choice in enumerate(found.choices):
         by_why = counted_there and at == at_lost
-        was = (ends["before"] if by_why else chances[choice.parent]) if at and not choice.edit else None
+        was = (before if by_why else chances[choice.parent]) if at and not choice.edit else None
         p = chances[at]
         sure = was is not None and p is not None and (p[2] < was[0] or p[1] > was[0])
         measured = "attempt" if by_why else "fork" if choice.chance is not None and choice.chance.measured else ""
@@ -364,16 +367,12 @@ def _finding(one: Finding, found: Outline) -> DrawnFinding:
     )
 
 
-def _counted_chance(evidence: Any, name: str) -> Chance | None:
-    """One of the chances that `ramify why` counted; None where there is none."""
-    known = evidence.get(name) if isinstance(evidence, Mapping) else None
-    if not isinstance(known, Mapping):
+def _counted(known: Counted) -> Chance | None:
+    """A chance that `ramify why` counted; None where it counted nothing."""
+    if known.p is None:
         return None
-    k, n, interval = known.get("k"), known.get("n"), known.get("interval")
-    if type(k) is not int or type(n) is not int or not 0 <= k <= n or not n or not isinstance(interval, list | tuple):
-        return None
-    low, high = (float(end) if isinstance(end, int | float) and math.isfinite(end) else math.nan for end in (*interval, 0, 0)[:2])
-    return None if math.isnan(low) or math.isnan(high) else (round(k / n, 4), round(low, 4), round(high, 4), float(n))
+    low, high = known.interval
+    return round(known.p, 4), round(low, 4), round(high, 4), float(known.n)
 
 
 def facts(evidence: Any, most: int = 40) -> tuple[tuple[str, str], ...]:

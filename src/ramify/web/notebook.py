@@ -1,4 +1,4 @@
-"""Runs, trees, attempts, forks and answers of `why` as HTML for the cell of a notebook.
+"""Runs, trees, attempts, forks and results as HTML for the cell of a notebook.
 
 A run is its whole page in a frame of its own, which has no access to the notebook; the others are plain tables and pictures.
 Every text goes through the one escape function, as on the pages.
@@ -9,14 +9,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ramify.jobs.why import Why
 from ramify.render.escape import visible
 from ramify.render.result import Result, to_html
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep, tree_svg
 from ramify.rollout.attempts import Attempt
 from ramify.trace.db import Run
-from ramify.trace.message import named_calls
 from ramify.trace.tree import Tree
 from ramify.web import pages
 
@@ -83,38 +81,3 @@ def _attempt(attempt: Attempt) -> str:
         for at, turn in enumerate(attempt.turns, 1)
     ]
     return _cell(kind="table", lines=lines, head=["step", "the agent wrote", "the environment answered", "reward"], rows=rows)
-
-
-@shown.register
-def _why(why: Why) -> str:
-    rows = []
-    for at, step in enumerate(why.steps, 1):
-        after = "-" if step.after is None or step.after.p is None else _share(step.after.p, step.after.interval)
-        change = "-" if step.change is None else pages.signed_points(step.change)
-        rows.append([str(at), clip(named_calls(step.action), 120), after, change, "stands out" if step.stands_out else ""])
-        if why.share is not None:
-            one = why.share.steps[at - 1]
-            rows[-1].insert(
-                4, "-" if one.value is None else pages.signed_points(one.value) + (", credited" if one.credited else "")
-            )
-    others = [
-        [
-            clip(named_calls(one.action), 120),
-            str(one.chance.n),
-            "-" if one.chance.p is None else _share(one.chance.p, one.chance.interval),
-        ]
-        for one in why.alternatives
-    ]
-    return _cell(
-        kind="table",
-        headline=pages.in_code(why.headline),
-        lines=[],
-        head=["step", "action", "success after it", "change in points", *(["share of it"] if why.share is not None else []), ""],
-        rows=rows,
-        others=others,
-        command=why.command,
-    )
-
-
-def _share(p: float, interval: Any) -> str:
-    return f"{pages.percent(p)} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"

@@ -23,6 +23,8 @@ from ramify.base import codec
 from ramify.base.words import plural
 from ramify.jobs.curve import curves
 from ramify.jobs.results import EvaluatedArm, EvaluationEntry, Improved, UpdateReport
+from ramify.jobs.why.findings import MAKER as WHY
+from ramify.jobs.why.findings import NOTHING, read
 from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
 from ramify.render.escape import data_block, escape, visible
 from ramify.render.graphs import graph_svg
@@ -38,7 +40,7 @@ from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, by_leaf, is_reward, settled, undecided
 from ramify.web.beside import compare_runs, pairs
-from ramify.web.drawn import NOTHING, WHY, PageData, drawn, number, numbers
+from ramify.web.drawn import PageData, drawn, number, numbers
 from ramify.web.lanes import lanes
 from ramify.web.outline import Outline, SuccessAfter, outline
 from ramify.web.potentials import potential_pictures
@@ -231,7 +233,7 @@ def node_html(run: Run, name: str) -> str:
 
 def cell_html(picture: str = "", result: str = "", **values: Any) -> str:
     """What a notebook's cell shows, for :mod:`ramify.web.notebook`; ``picture`` is our own SVG, ``result`` our own HTML."""
-    empty = dict.fromkeys(("headline", "lines", "head", "rows", "others", "diff", "command", "page", "name"), "")
+    empty = dict.fromkeys(("lines", "head", "rows", "diff", "page", "name"), "")
     return _templates().get_template("cell.html").render(picture=_markup(picture), result=_markup(result), **(empty | values))
 
 
@@ -250,11 +252,11 @@ def _finding_view(finding: Finding, served: bool, linked: Collection[str]) -> di
 
 def _why_view(finding: Finding) -> dict[str, Any]:
     """What `ramify why` found, its code apart from its words."""
-    parts = finding.why.split("`")
+    why = read(finding)
     return {
-        "parts": [(part, at % 2 == 1 and at < len(parts) - 1) for at, part in enumerate(parts)],
+        "parts": in_code(finding.why),
         "command": "" if finding.action.startswith("ramify show ") else finding.action,
-        "picture": _markup(share_picture(finding.evidence)),
+        "picture": _markup(share_picture(None if why is None else why.share)),
     }
 
 

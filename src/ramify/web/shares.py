@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
+from ramify.jobs.why.records import Share
 from ramify.render.charts import COLOURS
 from ramify.render.svg import clip, frame, label, tag
 
@@ -14,11 +13,14 @@ MOST = 24
 _LEFT, _WIDTH, _LINE = 250.0, 640.0, 22.0
 
 
-def share_picture(evidence: Any) -> str:
-    """SVG of what ``ramify why --share`` stored in the evidence of its finding; "" where there is none, or it is no record."""
-    share = evidence.get("share") if isinstance(evidence, Mapping) else None
-    steps = share.get("steps") if isinstance(share, Mapping) else None
-    rows = [row for i, one in enumerate(steps, 1) if (row := _row(i, one))] if isinstance(steps, Sequence) else []
+def share_picture(share: Share | None) -> str:
+    """SVG of the shares that ``ramify why --share`` found; "" where it was not asked for them or finished no walk."""
+    steps = () if share is None else share.steps
+    rows = [
+        (number, one.action, one.share, one.interval, one.credited)
+        for number, one in enumerate(steps, 1)
+        if one.share is not None and one.interval is not None
+    ]
     if not rows:
         return ""
     kept = sorted(sorted(rows, key=lambda row: (not row[4], -abs(row[2])))[:MOST])
@@ -42,14 +44,3 @@ def share_picture(evidence: Any) -> str:
         label(x((low + high) / 2), bottom + 36, "share of the change of success, in points; filled: gets credit", "soft mid")
     )
     return frame(_WIDTH, bottom + 46, "Shares of the steps", "The share of each step with its interval", "".join(body))
-
-
-def _row(number: int, one: Any) -> tuple[int, str, float, tuple[float, float], bool] | None:
-    """Number, action, share, interval, and whether it gets credit; None of a step that has none."""
-    if not isinstance(one, Mapping) or not isinstance(one.get("action"), str):
-        return None
-    ends = one.get("interval")
-    values = [one.get("value"), *(ends if isinstance(ends, list | tuple) else ())]
-    if len(values) != 3 or not all(type(v) in (int, float) and abs(v) <= 1.001 for v in values):
-        return None
-    return number, one["action"], float(values[0]), (float(values[1]), float(values[2])), one.get("credited") is True

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramify.base.words import plural
+from ramify.jobs.why.findings import MAKER as WHY
+from ramify.jobs.why.findings import NOTHING
 from ramify.render.escape import visible
 from ramify.render.svg import clip
 from ramify.rollout.attempts import sampled_tokens
 from ramify.trace.db import Run
 from ramify.trace.node import TreeInfo
 from ramify.trace.outcome import Decider, ended
-from ramify.web.drawn import NOTHING, WHY, DrawnTask
+from ramify.web.drawn import DrawnTask
 from ramify.web.outline import SuccessAfter, outline
 from ramify.web.steps import read_tree
 

@@ -1,0 +1,79 @@
+"""What an answer says in sentences: its headline, and what a reader must know besides."""
+
+from __future__ import annotations
+
+from ramify.base.words import plural
+from ramify.jobs.why.alternatives import words
+from ramify.jobs.why.answer import Why
+from ramify.jobs.why.records import OTHER, Share
+from ramify.render.numbers import percent, points
+from ramify.trace.graph import short
+from ramify.trace.message import named_calls
+
+
+def _named(action: str) -> str:
+    """An action as a headline has it."""
+    return words(named_calls(action))
+
+
+def lost(found: Why, there: int) -> str:
+    """The step that lost it (of a success: won it), and what most of the others did there, of ``there`` attempts in all."""
+    verb = "Won" if found.success else "Lost"
+    own = _named(found.action or "")
+    whose = "" if found.conversation is None else f" (conversation {found.conversation})"
+    other = _named(found.alternatives[0].action) if found.alternatives else ""
+    text = f"{verb} at `{_unlike(own, other)}`{whose}: success {found.before} -> {found.after}."
+    if found.alternatives:
+        best = found.alternatives[0]
+        did = f"did {OTHER}" if best.action == OTHER else f"chose `{_unlike(_named(best.action), own)}`"
+        text += f" From the same state {best.n} of {plural(there, 'attempt')} {did}: {percent(best.p, 0)}."
+    return text
+
+
+def _unlike(action: str, other: str, width: int = 60) -> str:
+    """An action in at most ``width`` characters; of a long one that begins as ``other`` does,
+    its beginning and where they part."""
+    same = next((i for i, (a, b) in enumerate(zip(action, other, strict=False)) if a != b), min(len(action), len(other)))
+    if len(action) <= width or same < width - 10 or action == other:
+        return short(action, width)
+    return f"{action[:20]}…{short(action[same - 10 :], width - 21)}"
+
+
+def together(whole: Why, share: Share) -> str:
+    """The steps with credit, where no single one stands out."""
+    *rest, last = (f"`{short(_named(one.action), 60)}` ({points(one.share or 0.0, 0)})" for one in share.credited)
+    steps = f"{', '.join(rest)} and {last}" if rest else last
+    verb = "won" if whole.success else "lost"
+    return f"No one step {verb} it: success {share.start} -> {share.end}, of which {steps} points."
+
+
+def nothing(whole: Why) -> str:
+    """That no step stands out, and what success was."""
+    low = whole.before
+    if whole.success:
+        return f"No step stands out: success was {low} at the start, and no step raised it by more than chance."
+    if low.n and low.k == 0 and all(not s.after.k for s in whole.steps if s.after is not None):
+        return f"No step stands out: success was 0% from the start (0 of {low.n}), so there was nothing to lose."
+    head = "No step stands out" + (" yet, and the budget is spent" if whole.spent else "")
+    return f"{head}: success was {low} at the start and {whole.after} at the end, and no step lost more than chance."
+
+
+def compared(comparable: int, note: str) -> str:
+    """That of ``comparable`` steps none differs, by attempts alone."""
+    few = "no other attempt did anything else in a state that this one came through"
+    none = f"of {plural(comparable, 'step')} that can be compared with other attempts none differs by more than chance"
+    return f"No step stands out: {none if comparable else few}. {note}."
+
+
+def other_agent(then: str, now: str) -> str:
+    """That the agent which continues has other weights than the one that sampled the attempt; both as their hashes."""
+    return (
+        f"the attempt was sampled by other weights than those that continue ({then[:12]}, now {now[:12]}): this says where the "
+        "present agent loses it"
+    )
+
+
+def spent(samples: int | None, share: bool) -> str:
+    """That the budget of ``samples`` was too small."""
+    wanted = "credit was shared" if share else "a step stood out"
+    return f"the budget of {samples} samples was spent before {wanted}: give the same command with a larger --samples to continue"
