@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.base import codec
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.methods.forensics.algorithm import sentence_scores
@@ -172,7 +174,7 @@ def test_checks_on_scripted_agents() -> None:
     assert by_name["dose: fires on tedium"].value == 1.0
     assert by_name["protocol names evasive"].n == 2
     for check in found:
-        check.to_json()
+        assert json.dumps(codec.to_json(check))
 
 
 @pytest.mark.slow

@@ -13,14 +13,26 @@ from ramify.render.result import Section, from_data
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
+    from ramify.trace.node import KeptResult
 
 
 def sections_of(run: Run) -> dict[str, tuple[Section, ...]]:
     """Sections by the verb they are of. A run of a method whose module ``views`` has ``sections(run)`` shows these, finished or
     not. Raises UserError on a result that is none."""
-    made = {kept.maker: from_data(kept.sections, f"{run.folder}, the result of {kept.maker}") for kept in run.results()}
+    made = {kept.maker: (*_sections(run, kept), *_caveats(kept)) for kept in run.results()}
     live = tuple(_live(run))
     return {run.kind: live, **{maker: own for maker, own in made.items() if maker != run.kind}} if live else made
+
+
+def _sections(run: Run, kept: KeptResult) -> tuple[Section, ...]:
+    return from_data(kept.sections, f"{run.folder}, the result of {kept.maker}")
+
+
+def _caveats(kept: KeptResult) -> Iterable[Section]:
+    """What its verb said on standard error."""
+    caveats = kept.result.get("caveats")
+    if isinstance(caveats, list) and caveats:
+        yield Section.of(f"Before you trust {kept.maker}", "\n".join(map(str, caveats)))
 
 
 def _live(run: Run) -> Iterable[Section]:

@@ -390,10 +390,11 @@ class Run:
     def memo(self, kind: str, of: type[T]) -> dict[str, T]:
         """What the journal holds of one ``kind``: by key in order, read as ``of``. Raises UserError where an entry is none."""
         many: Any = dict.__class_getitem__((str, of))  # read at once, which takes two thirds of the time
-        found: dict[str, T] = codec.from_json(
-            many, {one.key: one.payload for one in self.journal(kind)}, f"{self.folder}, {kind}"
-        )
-        return found
+        entries = self.journal(kind)
+        with suppress(UserError):
+            found: dict[str, T] = codec.from_json(many, {one.key: one.payload for one in entries})
+            return found
+        return {one.key: self._read(kind, one.key, of, one.payload) for one in entries}  # one by one says which is none
 
     def _held(self, kind: str, key: str, of: type[T]) -> tuple[T] | None:
         known = self.journal(kind, key)
