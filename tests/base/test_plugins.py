@@ -133,8 +133,9 @@ for fault in (odd.verb, find_attribute("mine.py:judge"), lambda: stable_hash(1.5
 def test_all_plugins_are_off_by_one_variable(site: Path) -> None:
     assert "stranger" not in json.loads(call(site, "list", "judge", "--json", RAMIFY_PLUGINS="").stdout)["names"]
     look = (
-        "import json; from ramify.cli import doctor; found = doctor.Findings(); doctor._plugins(found); "
-        "print(json.dumps(found.rows))"
+        "import json; from ramify.base import codec; from ramify.cli import doctor; "
+        "found = doctor.Findings(); doctor._plugins(found); "
+        "print(json.dumps(codec.to_json(found.rows)))"
     )
     (row,) = json.loads(run(site, look, RAMIFY_PLUGINS="").stdout)
     assert (row["status"], row["text"]) == ("ok", "turned off by RAMIFY_PLUGINS")
