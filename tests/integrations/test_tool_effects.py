@@ -241,6 +241,7 @@ def test_why_names_the_tool_and_shows_calls_by_their_names(tmp_path: Path) -> No
         turn = sum(one["role"] == "assistant" for one in messages)
         return [call("add", amount=5 if key % 2 else 4), str(messages[-1]["content"])][turn]
 
+    # so few that they alone do not show which step lost one: it must be sampled again
     attempts = ramify.play(hasty, made.env(), TASKS, attempts=6, out=tmp_path / "run")
     assert {one.outcome for one in attempts} == {True, False}
     before = made.ran

@@ -35,10 +35,10 @@ def test_a_reflection_moves_the_rate_and_a_neutral_sentence_does_not(tmp_path: P
 
 def test_a_commitment_is_likelier_in_runs_that_did_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path, "reflective")
-    verb(capsys, "run", case)
-    found = verb(capsys, "commitment", case, "skips", " I will skip it.", "--at", "sentences", "--above=-60")
+    verb(capsys, "run", case, "--n", 150)
+    found = verb(capsys, "commitment", case, "skips", " I will skip it.", "--at", "sentences", "--above=-60", "--n", 150)
     assert found["kind"] == "log-prob prefill"
-    assert found["auroc"] > 0.8
+    assert found["auroc"] > 0.9
     assert found["auroc_neutral"] == 0.5
     assert found["p_neutral"] == 1.0
     assert found["p"] < 0.001
