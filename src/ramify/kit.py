@@ -184,10 +184,10 @@ class Verbs(App):
         The function's parameters are those of :meth:`verb`, ``bar`` (a :class:`ramify.base.progress.Progress`, which counts in
         ``unit``) and the run, named by ``run``; it returns a Result, which the run keeps unless it says the same itself
         (``keeps``). Here stand once: ``--json``; ``--dry-run``, which prints the settings and what ``plan`` says of the same
-        arguments (name -> at most, or a whole :class:`ramify.render.result.Planned`; ``plan`` gets those of them that it names)
-        and does nothing; progress; and Ctrl-C, which says how to continue: with the same command, or where the run is
-        ``resumed``, with ``ramify resume``. ``folder``: without ``out`` it is the next free runs/FOLDER-N. ``itself``: as
-        :meth:`itself`."""
+        arguments (name -> at most, or a whole :class:`ramify.render.result.Planned`; ``plan`` gets those of them that it names,
+        all where it takes ``**``) and does nothing; progress; and Ctrl-C, which says how to continue: with the same command, or
+        where the run is ``resumed``, with ``ramify resume``. ``folder``: without ``out`` it is the next free runs/FOLDER-N.
+        ``itself``: as :meth:`itself`."""
 
         def register(function: F) -> F:
             called = "" if itself else name or function.__name__.strip("_").replace("_", "-")
@@ -380,10 +380,12 @@ class StudyVerb(Verb):
         from ramify.render.result import Planned
 
         known = inspect.signature(self.plan).parameters if self.plan else {}
-        made = self.plan(*first, **{name: value for name, value in given.items() if name in known}) if self.plan else {}
+        rest = any(one.kind is one.VAR_KEYWORD for one in known.values())
+        asked = {name: value for name, value in given.items() if name in known or (rest and name not in self.UNSEEN)}
+        made = self.plan(*first, **asked) if self.plan else {}
         if isinstance(made, Planned):
             return made
-        told = {name: str(value) for name, value in given.items() if name not in self.UNSEEN}
+        told = {name: str(value) for name, value in given.items() if name not in self.UNSEEN and value is not None}
         return Planned(first[0].to_json() if first else told, made)
 
     def _kept(self, out: Path, named: bool) -> str:

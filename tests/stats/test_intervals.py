@@ -13,7 +13,7 @@ from ramify.stats.intervals import (
     bootstrap,
     clopper_pearson,
     clustered_mean,
-    clustered_proportion,
+    clustered_share,
     difference_of_proportions,
     mean_t,
     paired_proportions,
@@ -170,20 +170,20 @@ def test_a_clustered_mean_has_the_uncertainty_of_its_clusters() -> None:
 
 def test_a_share_over_clusters_covers_where_trials_of_a_cluster_are_alike():
     """And is about Wilson's where each trial is a cluster; trials taken as independent cover .7 and less of what follows."""
-    alone = clustered_proportion([True] * 30 + [False] * 70, range(100))
+    alone = clustered_share([True] * 30 + [False] * 70, range(100))
     assert alone["interval"] == pytest.approx(wilson(30, 100), abs=0.003)
-    assert clustered_proportion([False] * 40, [n % 10 for n in range(40)])["interval"] == list(wilson(0, 10))
-    assert clustered_proportion([True, False], ["a", "a"])["interval"] is None
-    assert clustered_proportion([], []) is None
+    assert clustered_share([False] * 40, [n % 10 for n in range(40)]).interval == wilson(0, 10)
+    assert clustered_share([True, False], ["a", "a"]).interval is None
+    assert clustered_share([], []) is None
     with pytest.raises(ValueError, match="as many clusters as hits"):
-        clustered_proportion([True], [1, 2])
+        clustered_share([True], [1, 2])
     for clusters in (5, 10, 30):
         covered = naive = 0
         for at in range(400):
             rng = generator(at, "clusters", clusters)
             k = rng.binomial(8, rng.beta(0.5, 0.5, clusters))
             hits = np.arange(8) < k[:, None]
-            low, high = clustered_proportion(hits.ravel(), np.repeat(np.arange(clusters), 8))["interval"]
+            low, high = clustered_share(hits.ravel(), np.repeat(np.arange(clusters), 8)).interval
             covered += low <= 0.5 <= high
             low, high = wilson(int(k.sum()), 8 * clusters)
             naive += low <= 0.5 <= high

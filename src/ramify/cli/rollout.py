@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.progress import SILENT, Progress
 from ramify.jobs.results import Collected
@@ -84,19 +84,8 @@ def _trees(
     return TreeCollection(check(TreeRolloutConfig, given, flags))
 
 
-def _tree_plan(
-    env: str,
-    model: str,
-    budget: float,
-    unit: str,
-    tasks: str | None,
-    count: int,
-    rule: str,
-    allocate: bool,
-    max_reply: int,
-    seed: int,
-) -> Planned:
-    collection = _trees(env, model, budget, unit, tasks, count, rule, allocate, max_reply, seed)
+def _tree_plan(out: Path, **asked: Any) -> Planned:
+    collection = _trees(**asked)
     return Planned(collection.config.to_json(), collection.plan())
 
 

@@ -10,7 +10,6 @@ from typing import Annotated
 
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
-from ramify.jobs.summary import RunSummary, summarise
 from ramify.kit import RunArgument, Verbs, find_run, option
 from ramify.render.result import Result, Section
 
@@ -52,7 +51,7 @@ def show(
     beside: Annotated[
         str | None, option(metavar="RUN", help="Another run to compare with, on the pages of --web and --html.")
     ] = None,
-) -> RunSummary | WrittenReport | None:
+) -> Result | None:
     """Summarise a run: how often its attempts succeeded; of an improve run before and after,
     the last updates, where the budget went."""
     folder = find_run(run)
@@ -71,6 +70,7 @@ def show(
     if html is not None:
         write_report(folder, html, scorer, other)
         return WrittenReport(str(folder), str(html))
+    from ramify.jobs.summary import summarise  # help starts twice as fast without what jobs need
     from ramify.trace.db import Run
     from ramify.trace.schema import stored
 

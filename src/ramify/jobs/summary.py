@@ -184,9 +184,10 @@ def summarise(run: Run, scorer: str | None = None) -> RunSummary:
     deciding = settled(run, scorer)
     outcomes = [one.outcome for one in run.memo("attempt", AttemptEntry).values()] if scorer is None else []
     scored = [outcome for outcome in outcomes if outcome is not None]
+    known = [(fork, success) for fork, success in successes(run, deciding) if success is not None]
     if not outcomes and not evals and not updates:
-        scored = [success for success in successes(run, deciding) if success is not None]
-    forked = [success for success in successes(run, deciding, forks=True) if success is not None]
+        scored = [success for fork, success in known if not fork]
+    forked = [success for fork, success in known if fork]
     failed = failures(run)
     chosen = next(iter(run.journal("tree")), None)  # the trees of a selector: their attempts are no independent samples
     interval = wilson(sum(scored), len(scored)) if scored and chosen is None else None

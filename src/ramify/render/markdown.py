@@ -6,17 +6,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ramify.render.numbers import cell
 from ramify.render.terminal import sanitize
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """The lines of a table; None is a dash, a bar in a cell is spelled out."""
+    """The lines of a table; a bar in a cell is spelled out."""
 
-    def cell(value: Any) -> str:
-        text = "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-        return sanitize(text, flatten=True).replace("|", "\\|")
+    def written(value: Any) -> str:
+        return sanitize(cell(value), flatten=True).replace("|", "\\|")
 
-    return ["| " + " | ".join(map(cell, line)) + " |" for line in (columns, ["---"] * len(columns), *rows)]
+    return ["| " + " | ".join(map(written, line)) + " |" for line in (columns, ["---"] * len(columns), *rows)]
 
 
 def fenced(text: str, language: str = "") -> str:

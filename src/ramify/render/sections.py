@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 def sections_of(run: Run) -> dict[str, tuple[Section, ...]]:
     """Sections by the verb they are of. A run of a method whose module ``views`` has ``sections(run)`` shows these, finished or
-    not. Raises UserError on a result that is none."""
+    not."""
     made = {kept.maker: (*_sections(run, kept), *_caveats(kept)) for kept in run.results()}
     live = tuple(_live(run))
     return {run.kind: live, **{maker: own for maker, own in made.items() if maker != run.kind}} if live else made
 
 
 def _sections(run: Run, kept: KeptResult) -> tuple[Section, ...]:
-    return from_data(kept.sections, f"{run.folder}, the result of {kept.maker}")
+    """Those that are kept; of a damaged one what is wrong with it, so that the rest of the run is shown."""
+    try:
+        return from_data(kept.sections, f"{run.folder}, the result of {kept.maker}")
+    except UserError as error:
+        return (Section.of("", f"It cannot be shown: {error}."),)
 
 
 def _caveats(kept: KeptResult) -> Iterable[Section]:

@@ -117,8 +117,8 @@ def _printable(text: str, stream: Any) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> str:
-    """A plain text table. Cells are sanitised and flattened to one line; columns that hold only numbers are set to
-    the right.
+    """A plain text table. Cells are sanitised and flattened to one line; columns that hold only numbers or
+    intervals are set to the right.
 
     Floats are shown with 4 significant digits, None as a dash. Raises ValueError when a row's length differs from the header's.
     """
@@ -146,7 +146,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
 
 
-_NUMBER = re.compile(r"[-+−]?[\d.,]+(e[-+]?\d+)?%?|-|\[.*\]")
+_NUMBER = re.compile(r"[-+−]?[\d.,]+(e[-+]?\d+)?%?|-|\[[-+−\d.,%e ]*\]")
 
 
 def _is_number(value: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -52,12 +52,6 @@ class Proportion:
 
     def __str__(self) -> str:
         return f"{self.k} of {self.n}"
-
-
-def proportion(k: int, n: int, level: float = 0.95) -> dict[str, Any] | None:
-    """:meth:`Proportion.of` as a table of value, interval, k and n."""
-    found = Proportion.of(k, n, level)
-    return None if found is None else {**asdict(found), "interval": list(found.interval or ())}
 
 
 def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Interval:
@@ -213,14 +207,6 @@ class ClusteredShare:
     k: int
     n: int
     clusters: int
-
-
-def clustered_proportion(
-    hits: Sequence[bool] | np.ndarray, clusters: Sequence[Any] | np.ndarray, level: float = 0.95
-) -> dict[str, Any] | None:
-    """:func:`clustered_share` as JSON."""
-    found = clustered_share(hits, clusters, level)
-    return None if found is None else asdict(found) | {"interval": found.interval and list(found.interval)}
 
 
 def clustered_share(

@@ -87,6 +87,9 @@ _EACH: dict[type, tuple[str, str, Any]] = {
     ),
 }
 
+KINDS: tuple[type, ...] = tuple(_EACH)
+"""Every kind of record that a run holds."""
+
 
 @cache
 def this_user() -> str:

@@ -7,20 +7,7 @@ from pathlib import Path
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.problem import Problem
-from ramify.trace.db import Run
-from ramify.trace.node import (
-    Annotation,
-    AttemptRecord,
-    Context,
-    Finding,
-    JournalEntry,
-    KeptResult,
-    Node,
-    Provenance,
-    Score,
-    TokenValues,
-    TreeInfo,
-)
+from ramify.trace.db import KINDS, Run
 
 MOST = 20
 """Problems of one check that are listed; the rest are counted."""
@@ -54,19 +41,7 @@ def _file(run: Run) -> Iterator[str]:
 
 def _records(run: Run) -> Iterator[str]:
     """Every record decodes; nodes, contexts and provenances have the content that their hash says."""
-    for kind in (
-        TreeInfo,
-        Provenance,
-        Context,
-        Node,
-        AttemptRecord,
-        TokenValues,
-        Annotation,
-        Score,
-        Finding,
-        KeptResult,
-        JournalEntry,
-    ):
+    for kind in KINDS:
         yield from run.unreadable(kind)
 
 

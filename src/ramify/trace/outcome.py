@@ -159,19 +159,19 @@ def paid(path: Path) -> float | None:
     return sum(rewards) if rewards else None
 
 
-def successes(run: Run, deciding: Decider, forks: bool = False) -> Iterator[bool | None]:
-    """Whether each attempt of a run succeeded, by its record and score or by the rewards along it; None where nobody said, and
-    where a failure ended it. ``forks``: whether each of its forks did, instead."""
+def successes(run: Run, deciding: Decider) -> Iterator[tuple[bool, bool | None]]:
+    """Of each attempt and fork of a run: whether it is a fork, and whether it succeeded, by its record and score or by the
+    rewards along it; None where nobody said, and where a failure ended it."""
     failed = {node.id for node in run.failed()}
     for info in run.trees():
         ends = ended(run, info.name, deciding)
         if ends:
-            yield from (None if one.node in failed else one.success for one in ends if one.fork == forks)
-        elif not forks and not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
+            yield from ((one.fork, None if one.node in failed else one.success) for one in ends)
+        elif not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
             tree = run.tree(info.name)
             for leaf in tree.leaves():
                 reward = None if leaf.id in failed else paid(tree.path(leaf.id))
-                yield None if reward is None else reward > 0
+                yield False, None if reward is None else reward > 0
 
 
 def cut_short(record: AttemptRecord | None, stop: str) -> bool:

@@ -13,6 +13,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from math import isfinite
+from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -188,10 +189,14 @@ def to_json(value: Any, what: str) -> str | bytes:
         raise UserError(f"{what} is not storable as JSON: {error}") from error
 
 
+_EMPTY: Mapping[str | bytes, Callable[[], Any]] = {"{}": dict, "null": lambda: None}
+"""What most rows hold, which need not be parsed."""
+
+
 @stored
 def from_json(value: str | bytes) -> Any:
     """Inverse of :func:`to_json`. Raises RamifyError when the stored text is damaged."""
-    return {} if value == "{}" else json.loads(from_text(value))
+    return _EMPTY[value]() if value in _EMPTY else json.loads(from_text(value))
 
 
 def from_object(value: str | bytes) -> dict[str, Any]:
@@ -297,7 +302,8 @@ def attempt_row(
 @stored
 def row_attempt(row: tuple[Any, ...]) -> AttemptRecord:
     """An attempt from a row of ``SELECT_ATTEMPT``."""
-    if row[6] not in (None, 0, 1) or row[8] not in (0, 1) or not isinstance(row[7], float | None) or not isinstance(row[5], int):
+    known = row[6] in (None, 0, 1) and row[8] in (0, 1)
+    if not known or not isinstance(row[7], (float, NoneType)) or not isinstance(row[5], int):
         raise ValueError(f"the attempt that ends at {row[0]} has an outcome, reward or index that is none")
     outcome, failure = None if row[6] is None else bool(row[6]), None if row[9] is None else from_text(row[9])
     leaf, tree, start, offset = row[:4]

@@ -164,7 +164,9 @@ def test_search_finds_the_handle_and_controls_do_not() -> None:
     assert [one.lift for one in found if one.name.startswith("scale 1 ")] == [0, 0, 0]
     reached = [cell for cell in cells if cell.features != (2,) and (cell.mode, cell.amount) != ("scale", 1)]
     assert score.calls == 1 + len(reached)  # type: ignore[attr-defined] # what adds nothing is not run
-    assert (corrected(found)[cells.index(Steering((1,), "clamp", 6))].p_holm or 0) < 0.01
+    p_holm = corrected(found)[cells.index(Steering((1,), "clamp", 6))].p_holm
+    assert p_holm is not None
+    assert p_holm < 0.01
     held, score = along_axis_one(states[20:])
     rows = confirm(d, held, score, Steering((1,), "clamp", 6), {"axis 3": np.eye(6)[3]}, randoms=8)  # type: ignore[arg-type]
     by_name = {row.name: row for row in rows}

@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.methods.early_decision.agreement import Equality, detection, equality, fleiss_kappa, kappa_interval
 from ramify.stats.evidence import holm
-from ramify.stats.intervals import Interval, clustered_mean, clustered_proportion, wilson
+from ramify.stats.intervals import Interval, clustered_mean, clustered_share, wilson
 from ramify.stats.tests import fisher
 
 Locked = Literal["pre", "both"]
@@ -336,7 +337,7 @@ def oscillation_summary(judged: Sequence[TestedCut], traces: int, loops: int = 0
 
     n, having = len(judged), len({j.cut.trace for j in judged})
     meaningful = [j for j in judged if j.significant]
-    play = clustered_proportion([j.performative for j in judged], [j.cut.prompt or j.cut.trace for j in judged])
+    play = codec.to_json(clustered_share([j.performative for j in judged], [j.cut.prompt or j.cut.trace for j in judged]))
     return {
         "traces": traces,
         "loops": loops,

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
+from ramify.base import codec
 from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.methods.early_decision.algorithm import (
@@ -29,7 +30,7 @@ from ramify.methods.early_decision.probe import Ranked
 from ramify.methods.early_decision.record import CONTINUED, CUT, OSCILLATE, STANCES, Mode, Rows, Study
 from ramify.render.charts import Curve, curves_svg
 from ramify.render.escape import escape
-from ramify.stats.intervals import clustered_proportion
+from ramify.stats.intervals import clustered_share
 from ramify.trace.node import Finding
 
 LEVEL = 0.05
@@ -106,7 +107,8 @@ def _pools(study: Study) -> dict[str, Any]:
 
 def _share(rows: Sequence[dict[str, Any]], hit: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
     """Share of traces that are a ``hit``; prompts were sampled, and traces of one prompt are alike."""
-    return clustered_proportion([hit(row) for row in rows], [row["prompt"] for row in rows])
+    found: dict[str, Any] | None = codec.to_json(clustered_share([hit(row) for row in rows], [row["prompt"] for row in rows]))
+    return found
 
 
 def compare(base: Study, treated: Study) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
-from ramify.methods.implicit_advantage.records import Continued, ForkTest
+from ramify.methods.implicit_advantage.records import ForkTest
 from ramify.methods.implicit_advantage.report import LEVEL
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.potential import Fixed, RunCounts, potential
@@ -115,8 +115,8 @@ def weighed(counts: Mapping[str, tuple[Counts, Counts]]) -> dict[str, ForkTest]:
     for row, (before, after) in zip(rows, counts.values(), strict=True):
         known = bool(before.n and after.n)
         found[row.intervention] = ForkTest(
-            before=Continued.of(before),
-            after=Continued.of(after),
+            before=before.share,
+            after=after.share,
             difference=row.difference if known else None,
             difference_interval=row.difference_interval,
             p=row.p,

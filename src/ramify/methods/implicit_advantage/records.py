@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field, StrictBool
 
-from ramify.stats.drops import Counts
-from ramify.stats.intervals import Interval, wilson
+from ramify.stats.drops import SuccessShare
+from ramify.stats.intervals import Interval
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -82,28 +82,11 @@ class ScoreRecord:
 
 
 @dataclass(frozen=True)
-class Continued:
-    """Attempts that continued from one position: ``n`` have an outcome, ``failed`` none; ``success`` is None where none has."""
-
-    successes: int
-    n: int
-    success: float | None
-    interval: Interval
-    failed: int
-
-    @classmethod
-    def of(cls, counts: Counts) -> Continued:
-        """The counts of one position with Wilson's interval."""
-        rate = counts.rate if counts.n else None
-        return cls(counts.k, counts.n, rate, wilson(counts.k, counts.n), counts.missing)
-
-
-@dataclass(frozen=True)
 class ForkTest:
     """What attempts from before and from after a step show (:func:`ramify.methods.implicit_advantage.confirm.confirm`)."""
 
-    before: Continued
-    after: Continued
+    before: SuccessShare
+    after: SuccessShare
     difference: float | None
     difference_interval: Interval
     p: float

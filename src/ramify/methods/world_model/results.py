@@ -10,7 +10,7 @@ from ramify.base.words import plural
 from ramify.methods.world_model.algorithm import RUBRIC
 from ramify.render.numbers import number, p_value, percent, percent_interval, points
 from ramify.render.result import Cell, CurveLine, Curves, Part, Result, Section, table
-from ramify.stats.intervals import Interval, clustered_proportion
+from ramify.stats.intervals import Interval, clustered_share
 
 MOST_TURNS, MOST_TOOLS = 20, 20
 """Rows of a table by turn, and by tool."""
@@ -122,8 +122,8 @@ class ExactShare:
     @classmethod
     def of(cls, hits: Sequence[bool], clusters: Sequence[str]) -> ExactShare:
         """The share of ``hits`` (n,), which were sampled by ``clusters`` (n,)."""
-        found = clustered_proportion(hits, clusters)
-        return cls() if found is None else cls(found["value"], found["interval"], found["k"], found["n"])
+        found = clustered_share(hits, clusters)
+        return cls() if found is None else cls(found.value, found.interval, found.k, found.n)
 
 
 @dataclass(frozen=True)
