@@ -2,6 +2,7 @@
 python docs/page_picture.py RUN TREE (needs Debian's chromium).
 
 The run is made by `ramify rollout --out RUN --count 8 --attempts 12 --seed 3`, and `ramify why RUN TREE` found the step.
+TREE is house-4ebfafec7a, the only one of its eight in which a step stands out.
 """
 
 import sys

@@ -18,7 +18,6 @@ from ramify.stats.intervals import (
     mean_t,
     paired_proportions,
     paired_t,
-    proportion,
     wilson,
 )
 
