@@ -15,7 +15,7 @@ from ramify_experiments.why.errands import ErrandEnvironment, agent, errand, rec
 
 def shares() -> str:
     """Shares of the steps of one errand of the reproduction."""
-    one = errand("two", 4)
+    one = errand("two", 1)
     environment = ErrandEnvironment(one)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
