@@ -10,6 +10,7 @@ from scipy import stats
 
 from ramify.base.seeds import generator
 from ramify.stats.intervals import (
+    Proportion,
     bootstrap,
     clopper_pearson,
     clustered_mean,
@@ -133,9 +134,9 @@ def test_no_observation_excludes_nothing_and_bad_counts_are_refused() -> None:
             bad()
 
 
-def test_a_proportion_as_a_record():
-    assert proportion(0, 0) is None
-    assert proportion(81, 263) == {"value": 81 / 263, "interval": list(wilson(81, 263)), "k": 81, "n": 263}
+def test_a_proportion_as_a_record() -> None:
+    assert Proportion.of(0, 0) is None
+    assert Proportion.of(81, 263) == Proportion(81 / 263, wilson(81, 263), 81, 263)
 
 
 @pytest.mark.parametrize("clusters", [5, 10, 30, 60])
