@@ -171,7 +171,7 @@ def test_a_clustered_mean_has_the_uncertainty_of_its_clusters() -> None:
 def test_a_share_over_clusters_covers_where_trials_of_a_cluster_are_alike():
     """And is about Wilson's where each trial is a cluster; trials taken as independent cover .7 and less of what follows."""
     alone = clustered_share([True] * 30 + [False] * 70, range(100))
-    assert alone["interval"] == pytest.approx(wilson(30, 100), abs=0.003)
+    assert alone.interval == pytest.approx(wilson(30, 100), abs=0.003)
     assert clustered_share([False] * 40, [n % 10 for n in range(40)]).interval == wilson(0, 10)
     assert clustered_share([True, False], ["a", "a"]).interval is None
     assert clustered_share([], []) is None
