@@ -18,7 +18,7 @@ from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.builtin import chain, household, long_household
 from ramify.env.protocol import Task, close
-from ramify.integrations.textworld import TextWorldEnvironment
+from ramify.integrations.environments.textworld import TextWorldEnvironment
 from ramify.model.chat import TagTemplate, train_tokenizer
 from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer

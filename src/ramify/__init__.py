@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; the names below are the
     from ramify.env.protocol import Task as Task
     from ramify.env.protocol import TaskSet as TaskSet
     from ramify.env.tools import tool as tool
-    from ramify.integrations.agents import agent as agent
+    from ramify.integrations.harnesses.agents import agent as agent
     from ramify.jobs.improve import improve as improve
     from ramify.jobs.improve import resume as resume
     from ramify.jobs.play import fork_run as fork_run

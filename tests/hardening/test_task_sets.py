@@ -17,7 +17,7 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.env.protocol import TaskSet, read_task_set
-from ramify.integrations.textworld import _games
+from ramify.integrations.environments.textworld import _games
 from ramify.jobs.components import task_sets
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling

@@ -32,7 +32,7 @@ from inspect_ai.scorer import model_graded_qa
 from inspect_ai.solver import solver
 from inspect_ai.tool import tool
 
-from ramify.integrations.inspect_compaction import keep_rules
+from ramify.integrations.inspect.compaction import keep_rules
 
 RULE = "Only send email to recipients at acme.com."
 

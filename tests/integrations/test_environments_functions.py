@@ -16,8 +16,8 @@ import ramify
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Task, TaskSet, Volatile, tools_of
-from ramify.integrations.functions import FunctionEnvironment, FunctionTool
-from ramify.integrations.spec import TaskList, generated, options, seeded
+from ramify.integrations.environments.functions import FunctionEnvironment, FunctionTool
+from ramify.integrations.environments.spec import TaskList, generated, options, seeded
 from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
@@ -239,7 +239,7 @@ def test_rollout_and_fork(tmp_path: Path, state: Any, tokens: bool) -> None:
 @pytest.mark.slow
 def test_a_environment_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path) -> None:
     (tmp_path / "own_environments.py").write_text(
-        "from ramify.integrations.functions import FunctionEnvironment\n"
+        "from ramify.integrations.environments.functions import FunctionEnvironment\n"
         "from ramify.env.protocol import Task\n"
         "from ramify import tool\n"
         "@tool('sandboxed')\n"

@@ -28,7 +28,7 @@ from ramify.trace.db import Run
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("mcp", reason="mcp is not installed: THE mcp DOOR IS NOT TESTED")
-from ramify.integrations.mcp import McpEnvironment  # noqa: E402
+from ramify.integrations.environments.mcp import McpEnvironment  # noqa: E402
 
 SERVER = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(__file__).with_name('mcp_server.py')))}"
 BARE = shlex.quote(str(Path(__file__).with_name("bare_mcp_server.py")))
@@ -182,7 +182,7 @@ def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(
 
 def test_the_first_servers_of_a_process_may_start_at_once() -> None:
     code = (
-        "import sys, threading; from ramify.integrations import mcp\n"
+        "import sys, threading; from ramify.integrations.environments import mcp\n"
         "ready, told = threading.Barrier(8), []\n"
         "def count():\n"
         "    ready.wait(); server = mcp.ToolServer(sys.argv[1:], 60)\n"
@@ -288,7 +288,8 @@ def test_a_server_that_ignores_the_end_is_killed() -> None:
 
 def test_servers_end_with_the_process_that_started_them() -> None:
     code = (
-        "from ramify.integrations.mcp import McpEnvironment; from ramify.env.protocol import Task, TaskSet; import sys\n"
+        "from ramify.integrations.environments.mcp import McpEnvironment\n"
+        "from ramify.env.protocol import Task, TaskSet; import sys\n"
         "task = Task('a', {'prompt': 'b'})\n"
         "env = McpEnvironment(sys.argv[1], tasks=TaskSet.of([task])).make(); env.reset(task, 0)\n"
         "print(env.step(sys.argv[2]).text)\n"

@@ -19,7 +19,7 @@ from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
 from ramify.env.protocol import Task
 from ramify.integrations.assertions import assert_no_step_below
-from ramify.integrations.trl_trainer import reward_function
+from ramify.integrations.trainers.trl_trainer import reward_function
 from ramify.methods.implicit_advantage import AdvantageConfig, AdvantageScorer
 from ramify.methods.implicit_advantage.grader import AdvantageGrader
 from ramify.model.chat import TagTemplate
@@ -125,7 +125,7 @@ from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from ramify.engine.checkpoints import load_model, model_folder
-from ramify.integrations.inspect_scorer import inspect_scorer
+from ramify.integrations.inspect.scorer import inspect_scorer
 from ramify.methods.implicit_advantage.grader import AdvantageGrader
 from ramify.model.pair import Pair
 from ramify.score.match import ExactMatch

@@ -80,7 +80,7 @@ def test_langchain_agents_have_the_rule_at_every_call(inside_a_loop: bool) -> No
     from langchain_core.messages import AIMessage, HumanMessage
     from langchain_core.tools import tool
 
-    from ramify.integrations.langchain_pins import keep_rules
+    from ramify.integrations.harnesses.langchain_pins import keep_rules
 
     sent = []
 
@@ -113,7 +113,7 @@ def test_langchain_agents_have_the_rule_at_every_call(inside_a_loop: bool) -> No
 
 def test_langchain_summaries_lose_rules() -> None:
     summarization()
-    from ramify.integrations import langchain_pins
+    from ramify.integrations.harnesses.frameworks import langchain_pins
 
     check_compactor(lambda: langchain_pins.compactor(summarization()))
     with pytest.raises(UserError, match="dict is neither a middleware nor a node"):
@@ -130,7 +130,7 @@ def langmem_node(**options: Any) -> Any:
 
 def test_langmem_nodes_lose_rules() -> None:
     langmem_node(max_tokens=500)
-    from ramify.integrations import langchain_pins
+    from ramify.integrations.harnesses.frameworks import langchain_pins
 
     check_compactor(lambda: langchain_pins.compactor(langmem_node(max_tokens=500)))
 
@@ -142,7 +142,7 @@ def test_langmem_nodes_with_pins_in_a_graph(key: str) -> None:
     from langgraph.graph import START, StateGraph
     from langgraph.graph.message import add_messages
 
-    from ramify.integrations.langchain_pins import keep_rules_node
+    from ramify.integrations.harnesses.langchain_pins import keep_rules_node
 
     shape = {"messages": Annotated[list[Any], add_messages], "context": dict[str, Any], "summarized_messages": list[Any]}
     state_type: Any = TypedDict("State", shape)  # type: ignore[misc]
@@ -202,7 +202,7 @@ def test_inspect_strategies_keep_the_rule(strategies: Callable[[], list[Any]], w
     strategy = strategies()[which]
     from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser, compaction
 
-    from ramify.integrations.inspect_compaction import keep_rules
+    from ramify.integrations.inspect.compaction import keep_rules
 
     kept = keep_rules(strategy, RULE)
     prefix = [ChatMessageSystem(content="You help."), ChatMessageUser(content=TURNS[0]["content"])]
@@ -231,7 +231,7 @@ def test_inspect_strategies_keep_the_rule(strategies: Callable[[], list[Any]], w
 
 
 def test_inspect_strategies_lose_rules_alone(strategies: Callable[[], list[Any]]) -> None:
-    from ramify.integrations.inspect_compaction import compactor
+    from ramify.integrations.inspect.compaction import compactor
 
     for which in (0, 1):
         check_compactor(lambda which=which: compactor(strategies()[which]))  # type: ignore[misc]
@@ -241,7 +241,7 @@ def test_inspect_strategies_lose_rules_alone(strategies: Callable[[], list[Any]]
 def test_what_a_provider_compacts_for_inspect_is_unknown_and_the_rule_stands_beside_it() -> None:
     from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser, CompactionNative, compaction, get_model
 
-    from ramify.integrations.inspect_compaction import compactor, keep_rules
+    from ramify.integrations.inspect.compaction import compactor, keep_rules
     from tests.integrations import inspect_harness  # registers the provider
 
     model = get_model("keeper/x")
@@ -262,7 +262,7 @@ def test_what_a_provider_compacts_for_inspect_is_unknown_and_the_rule_stands_bes
 def test_blocks_that_inspect_joined_are_found_again() -> None:
     from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ContentText
 
-    from ramify.integrations.inspect_compaction import _stripped
+    from ramify.integrations.inspect.compaction import _stripped
 
     block = Pins([RULE]).block()
     joined = ChatMessageSystem(content=f"You help.\n{block}\n\n{Pins([OTHER]).block()}")
@@ -285,7 +285,7 @@ def test_openai_agents_have_the_rule_at_every_call() -> None:
     agents = pytest.importorskip("agents", reason="openai-agents is not installed: ITS PINS ARE NOT TESTED")
     from agents.testing import ScriptedModel, assistant_message, function_call
 
-    from ramify.integrations.openai_agents_pins import keep_rules
+    from ramify.integrations.harnesses.openai_agents_pins import keep_rules
 
     @agents.function_tool  # type: ignore[untyped-decorator]
     def look(place: str) -> str:
@@ -309,7 +309,7 @@ def test_openai_agents_have_the_rule_at_every_call() -> None:
 
 def test_openai_agents_filters_lose_rules() -> None:
     pytest.importorskip("agents", reason="openai-agents is not installed: ITS PINS ARE NOT TESTED")
-    from ramify.integrations.openai_agents_pins import compactor
+    from ramify.integrations.harnesses.openai_agents_pins import compactor
 
     check_compactor(lambda: compactor(partial(newest, 3)))
 
@@ -319,7 +319,7 @@ def test_openai_agents_filters_lose_rules() -> None:
 
 def test_autogen_contexts_keep_the_rule() -> None:
     contexts = pytest.importorskip("autogen_core.model_context", reason="autogen-core is not installed: ITS PINS ARE NOT TESTED")
-    from ramify.integrations import autogen_pins
+    from ramify.integrations.harnesses.frameworks import autogen_pins
 
     check_compactor(lambda: autogen_pins.compactor(lambda: contexts.BufferedChatCompletionContext(4)))
     kept = autogen_pins.keep_rules(contexts.BufferedChatCompletionContext(4), [RULE, OTHER], role="user")

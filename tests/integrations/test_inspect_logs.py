@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-from ramify.integrations import inspect as inspect_logs  # noqa: E402
+from ramify.integrations.inspect.logs import logs as inspect_logs  # noqa: E402
 
 EVIL = "</script><script>alert(1)</script>\x1b]0;title\x07"
 

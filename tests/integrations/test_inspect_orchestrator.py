@@ -19,7 +19,7 @@ import numpy as np
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from ramify.integrations.inspect_orchestrator import inspect_orchestrator
+from ramify.integrations.inspect.orchestrator import inspect_orchestrator
 from ramify.methods.orchestrator import Composer, ModelPool, PoolWorker
 from ramify.model.scripted import ScriptedModel
 

@@ -25,7 +25,7 @@ import json, sys
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from ramify.integrations.inspect_steering import inspect_steering
+from ramify.integrations.inspect.steering import inspect_steering
 
 made, logs, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 samples = [Sample(input=f"w{i} w{i + 1} w{i + 2}", target="w7", id=i) for i in range(10, 16)]
@@ -83,7 +83,7 @@ def test_a_task_with_a_steered_model(made: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_steered_is_refused_before_a_sample(made: Path) -> None:
-    from ramify.integrations.inspect_steering import inspect_steering
+    from ramify.integrations.inspect.steering import inspect_steering
 
     for wrong, sentence in (
         ({"features": [99], "gain": 2}, "feature 99 does not exist; the dictionary has 0 to 15"),

@@ -19,7 +19,7 @@ from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import includes
-from ramify.integrations.inspect_verify import inspect_verify
+from ramify.integrations.inspect.verify import inspect_verify
 from ramify.methods.verify_or_ship import ControlConfig, Critic, Tables
 from ramify.methods.verify_or_ship.algorithm import Kernel, Likelihood
 from ramify.score.judge import find_judge

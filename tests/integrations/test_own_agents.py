@@ -516,7 +516,7 @@ def test_the_command_line(
 
 
 def test_functions_of_an_environment_pass_the_gate_once_one_declares_what_it_does(world: World, tmp_path: Path) -> None:
-    from ramify.integrations.functions import FunctionEnvironment
+    from ramify.integrations.environments.functions import FunctionEnvironment
 
     def replies(messages: list[dict[str, Any]]) -> str:
         turn = sum(one["role"] == "assistant" for one in messages)

@@ -15,7 +15,7 @@ import pytest
 import ramify
 from ramify.base.errors import UserError
 from ramify.env.tools import RUNS
-from ramify.integrations.functions import FunctionEnvironment
+from ramify.integrations.environments.functions import FunctionEnvironment
 from ramify.trace.db import Run
 from ramify.trace.message import named_calls
 
@@ -287,7 +287,7 @@ def test_a_fork_of_a_served_episode_is_a_branch(tmp_path: Path) -> None:
 def test_a_branch_runs_no_undeclared_tool_of_a_server(tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="mcp is not installed: NO EFFECT OF A SERVER'S TOOL IS TESTED")
     from ramify.env.protocol import TaskSet
-    from ramify.integrations.mcp import McpEnvironment
+    from ramify.integrations.environments.mcp import McpEnvironment
 
     (tmp_path / "server.py").write_text(SERVER)
     file = tmp_path / "ran"

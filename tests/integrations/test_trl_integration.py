@@ -17,8 +17,8 @@ from trainer_cases import hf_agent, household_run, token_tree
 from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.env.builtin.household import Household, HouseholdEnvironment
-from ramify.integrations import trl_trainer
-from ramify.integrations.trl import read_steps, read_trl, write_sft, write_steps
+from ramify.integrations.trainers import trl_trainer
+from ramify.integrations.trainers.trl import read_steps, read_trl, write_sft, write_steps
 from ramify.model.protocol import Sampling
 from ramify.rollout.agent import Agent
 from ramify.rollout.compact import DropOldest

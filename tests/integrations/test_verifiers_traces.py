@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.integrations import verifiers
+from ramify.integrations.formats import verifiers
 from ramify.methods.governance.lost_rules import Rule, audit
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run

@@ -14,7 +14,7 @@ import torch
 from trainer_cases import household_run, token_tree
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.integrations import verl
+from ramify.integrations.trainers import verl
 from ramify.methods.graph_credit.algorithm import credit
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader

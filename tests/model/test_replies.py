@@ -14,7 +14,7 @@ from faulty_server import GOOD, MODEL, REPLIES, FaultyServer, chat, completion, 
 import ramify
 from ramify.engine.checkpoints import model_folder
 from ramify.env.protocol import Observation, Task, TaskSet
-from ramify.integrations.tools import ToolEpisode, ToolReply, refusal
+from ramify.integrations.environments.tools import ToolEpisode, ToolReply, refusal
 from ramify.model import http as http_module
 from ramify.model.address import EndpointLimits
 from ramify.model.endpoint import HttpModel

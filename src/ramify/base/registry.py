@@ -59,14 +59,7 @@ _CALLABLE = (
 #: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own
 #: (``COMPONENTS``).
 _HOMES: dict[str, tuple[str, ...]] = {
-    "env": (
-        "ramify.env.builtin",
-        "ramify.integrations.functions",
-        "ramify.integrations.gymnasium",
-        "ramify.integrations.mcp",
-        "ramify.integrations.reasoning_gym",
-        "ramify.integrations.textworld",
-    ),
+    "env": ("ramify.env.builtin", "ramify.integrations.environments"),
     "model": ("ramify.model",),
     "judge": ("ramify.score",),
     "credit": ("ramify.score.credit",),
@@ -79,22 +72,18 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "backend": ("ramify.rollout.backends", "ramify.integrations.ray"),
     "reader": (
         "ramify.trace.formats",
-        "ramify.integrations.anthropic",
-        "ramify.integrations.inspect",
-        "ramify.integrations.inspect_calls",
-        "ramify.integrations.responses",
-        "ramify.integrations.sharegpt",
-        "ramify.integrations.trl",
-        "ramify.integrations.verifiers",
-        "ramify.integrations.verl",
+        "ramify.integrations.formats",
+        "ramify.integrations.inspect.calls",
+        "ramify.integrations.inspect.logs",
+        "ramify.integrations.trainers.trl",
+        "ramify.integrations.trainers.verl",
     ),
     "writer": (
         "ramify.trace.formats",
-        "ramify.integrations.anthropic",
-        "ramify.integrations.inspect",
-        "ramify.integrations.sharegpt",
-        "ramify.integrations.trl",
-        "ramify.integrations.verl",
+        "ramify.integrations.formats",
+        "ramify.integrations.inspect.logs",
+        "ramify.integrations.trainers.trl",
+        "ramify.integrations.trainers.verl",
     ),
     "assertion": ("ramify.integrations.assertions",),
 }

@@ -178,7 +178,7 @@ server.run()
 @pytest.mark.slow
 def test_an_mcp_client_recalls_records_and_calls_tools(tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="mcp is not installed: THE MCP SERVER OF A MEMORY IS NOT TESTED")
-    from ramify.integrations.mcp import ToolServer
+    from ramify.integrations.environments.mcp import ToolServer
 
     file = tmp_path / "m.sqlite"
     with Memory(file, review="auto") as memory:

@@ -44,7 +44,7 @@ import sys
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
-from ramify.integrations.inspect_scorer import inspect_scorer
+from ramify.integrations.inspect.scorer import inspect_scorer
 from ramify.score.judge import find_judge
 reply = ModelOutput.from_content("mockllm/model", sys.argv[2])
 reply.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)
@@ -89,7 +89,7 @@ def test_a_reply_is_worth_the_reward_of_its_candidate(kernel: Path) -> None:
 @pytest.mark.slow
 @needs_gcc
 def test_it_is_a_reward_of_trl_and_a_scorer_of_inspect(kernel: Path) -> None:
-    from ramify.integrations.trl_trainer import reward_function
+    from ramify.integrations.trainers.trl_trainer import reward_function
 
     judge: Any = find_judge(f"kernel-search:{kernel}:sum")
     given = reward_function(judge)(

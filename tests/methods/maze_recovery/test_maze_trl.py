@@ -10,7 +10,7 @@ import pytest
 
 from ramify.engine.named import find_model
 from ramify.env.builtin.maze import MazeEnvironment
-from ramify.integrations import trl_trainer
+from ramify.integrations.trainers import trl_trainer
 from ramify.model.protocol import Sampling
 from ramify.rollout.agent import Agent
 from ramify.trace.db import Run

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.integrations.trl_trainer import reward_function
-from ramify.integrations.verl import reward_function as verl_reward
+from ramify.integrations.trainers.trl_trainer import reward_function
+from ramify.integrations.trainers.verl import reward_function as verl_reward
 from ramify.methods.verify_or_ship import ControlConfig, Controller, Critic, Tables
 from ramify.methods.verify_or_ship.algorithm import Kernel, Likelihood
 from ramify.methods.verify_or_ship.control import price

@@ -216,7 +216,7 @@ def test_it_is_a_gymnasium_environment() -> None:
     pytest.importorskip("gymnasium")
     from gymnasium.utils.env_checker import check_env
 
-    from ramify.integrations.gymnasium import as_gymnasium
+    from ramify.integrations.environments.gymnasium import as_gymnasium
 
     made = as_gymnasium(notes(max_turns=2, verify=lambda task, answer, state: "green" in answer or None))
     check_env(made, skip_render_check=True)

@@ -28,7 +28,7 @@ class AdvantageGrader:
         self.pair, self.layout, self.config = pair, layout, config or AdvantageConfig()
         self.template = getattr(layout, "template", None)
         """Renders the prompts of completions whose token ids are known
-        (:func:`ramify.integrations.trl_trainer.reward_function`)."""
+        (:func:`ramify.integrations.trainers.trl_trainer.reward_function`)."""
         self._scorer = AdvantageScorer(pair, self.config)
 
     @property

@@ -21,8 +21,8 @@ from ramify.base.registry import register
 from ramify.base.secrets import redact
 from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, TaskSet, Volatile, read_task_set
 from ramify.env.tools import declared_name, effect_of, tool_json
-from ramify.integrations.spec import TaskList
-from ramify.integrations.tools import Grade, ToolEpisode, ToolReply, as_text, refusal
+from ramify.integrations.environments.spec import TaskList
+from ramify.integrations.environments.tools import Grade, ToolEpisode, ToolReply, as_text, refusal
 from ramify.rollout.components import find_environment
 from ramify.trace.message import write_call
 

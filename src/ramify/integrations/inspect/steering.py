@@ -15,8 +15,8 @@ import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.seeds import derive_key
-from ramify.integrations.inspect import as_message
-from ramify.integrations.inspect_out import require_inspect
+from ramify.integrations.inspect.logs import as_message
+from ramify.integrations.inspect.writer import require_inspect
 
 if TYPE_CHECKING:
     from ramify.methods.crosscoder.dictionary import Dictionary

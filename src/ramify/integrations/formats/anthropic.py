@@ -16,7 +16,7 @@ from typing import Any
 from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.registry import register
-from ramify.integrations.exchanges import (
+from ramify.integrations.formats.exchanges import (
     Keep,
     Media,
     ToolExchange,
@@ -27,7 +27,7 @@ from ramify.integrations.exchanges import (
     text_of,
     tool_call,
 )
-from ramify.integrations.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
+from ramify.integrations.trainers.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
 from ramify.trace.aliases import KNOWN, Fields
 from ramify.trace.chats import CallReply, Calls, form_of, hang_chat, provenance_of
 from ramify.trace.db import Run

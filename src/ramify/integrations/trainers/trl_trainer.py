@@ -21,9 +21,9 @@ from ramify.base.ids import canonical_json
 from ramify.base.seeds import generator
 from ramify.base.waiting import wait_for
 from ramify.env.protocol import Environment, Task, TaskSet, close
-from ramify.integrations.reading import messages
-from ramify.integrations.rows import StepSelection, credited_rows
-from ramify.integrations.trl import check_steps
+from ramify.integrations.trainers.reading import messages
+from ramify.integrations.trainers.rows import StepSelection, credited_rows
+from ramify.integrations.trainers.trl import check_steps
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.run import Episodes
@@ -50,10 +50,10 @@ def step_trainer(
 ) -> Any:
     """A TRL GRPOTrainer that trains every sampled token with its own advantage, and its ratio against the sampler's log-probs.
 
-    Either ``rows`` of ``trl-steps`` (:func:`ramify.integrations.trl.read_steps`), each used once an epoch, or a ``rollout_func``
-    that also returns ``advantages`` (:class:`TreeRollouts`) with its ``train_dataset``. ``options`` go to the trainer: ``args``
-    (a ``GRPOConfig``; its temperature must be the one the rows were sampled at), ``processing_class``, ``peft_config``,
-    ``reward_funcs`` (for the log only: the advantages are given).
+    Either ``rows`` of ``trl-steps`` (:func:`ramify.integrations.trainers.trl.read_steps`), each used once an epoch, or a
+    ``rollout_func`` that also returns ``advantages`` (:class:`TreeRollouts`) with its ``train_dataset``. ``options`` go to the
+    trainer: ``args`` (a ``GRPOConfig``; its temperature must be the one the rows were sampled at), ``processing_class``,
+    ``peft_config``, ``reward_funcs`` (for the log only: the advantages are given).
 
     Raises NeedsError where TRL is missing or its seams have moved, UserError on rows that do not fit or are fewer than one batch.
     """

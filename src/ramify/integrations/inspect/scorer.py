@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ramify.env.protocol import Task
-from ramify.integrations.inspect import as_openai
-from ramify.integrations.inspect_out import require_inspect
-from ramify.integrations.trl_trainer import path_of
+from ramify.integrations.inspect.logs import as_openai
+from ramify.integrations.inspect.writer import require_inspect
+from ramify.integrations.trainers.trl_trainer import path_of
 from ramify.score.judge import Item, Judge, judged
 from ramify.trace.message import plain
 

@@ -18,7 +18,7 @@ from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.base.files import reason
 from ramify.base.secrets import redact
-from ramify.integrations.inspect_out import checked, require_inspect, worth, write_log
+from ramify.integrations.inspect.writer import checked, require_inspect, worth, write_log
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, end_attempt, import_records
 from ramify.trace.formats import Reader, Writer

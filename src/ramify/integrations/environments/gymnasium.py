@@ -21,7 +21,7 @@ from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
 from ramify.env.protocol import AnyTasks, Env, Environment, Observation, Snapshot, Task, TaskSet, Volatile, close, task_set_of
 from ramify.env.tools import cut
-from ramify.integrations.spec import import_module, import_package, options, seeded
+from ramify.integrations.environments.spec import import_module, import_package, options, seeded
 
 MAX_TURNS = 200
 """Where the environment itself has no limit."""

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ramify.base.errors import UserError
-from ramify.integrations.inspect_out import require_inspect
+from ramify.integrations.inspect.writer import require_inspect
 from ramify.model.protocol import Sampling
 from ramify.trace.message import Message
 

@@ -16,7 +16,7 @@ from ramify.env.tools import declared_name, effect_of
 from ramify.trace.message import plain
 
 if TYPE_CHECKING:
-    from ramify.integrations.agents import AgentEpisode
+    from ramify.integrations.harnesses.agents import AgentEpisode
 
 Runner = Callable[[str, str], Any]
 """(prompt, url) -> the answer, or something awaitable of it."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.integrations.pinning import Rules, recorded, registry
-from ramify.integrations.spec import import_package
+from ramify.integrations.environments.spec import import_package
+from ramify.integrations.harnesses.pinning import Rules, recorded, registry
 from ramify.rollout.pins import Pins, RuleBrokenError, is_block
 from ramify.rollout.views import Compaction
 

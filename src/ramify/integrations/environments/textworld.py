@@ -23,7 +23,7 @@ from ramify.base.registry import register
 from ramify.base.seeds import derive_key
 from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet
 from ramify.env.task_sets import known_split
-from ramify.integrations.spec import TaskList, import_package, options, seeded
+from ramify.integrations.environments.spec import TaskList, import_package, options, seeded
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt

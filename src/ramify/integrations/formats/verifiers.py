@@ -18,7 +18,7 @@ from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
 from ramify.base.secrets import redact
-from ramify.integrations.reading import SINGLE
+from ramify.integrations.trainers.reading import SINGLE
 from ramify.trace.aliases import ENDINGS, FAILURES, IMPORTED, KNOWN, NOTHING, RECORD
 from ramify.trace.chats import FINISHED, open_calls
 from ramify.trace.db import Run

@@ -31,8 +31,8 @@ from ramify.base.plugins import own_function
 from ramify.base.registry import register
 from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet, read_task_set
 from ramify.env.tools import describe, how_to_declare, read_effects, tool_json
-from ramify.integrations.spec import TaskList, import_package, value_of
-from ramify.integrations.tools import Grade, ToolEpisode, ToolReply, names, refusal
+from ramify.integrations.environments.spec import TaskList, import_package, value_of
+from ramify.integrations.environments.tools import Grade, ToolEpisode, ToolReply, names, refusal
 from ramify.render.terminal import say
 
 T = TypeVar("T")

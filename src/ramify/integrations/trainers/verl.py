@@ -24,8 +24,8 @@ from ramify.base.files import whole_file
 from ramify.base.registry import register
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
-from ramify.integrations.reading import Forest, add_records, messages
-from ramify.integrations.rows import StepSelection, credited_rows, settings_of, spoken_by, write_table
+from ramify.integrations.trainers.reading import Forest, add_records, messages
+from ramify.integrations.trainers.rows import StepSelection, credited_rows, settings_of, spoken_by, write_table
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.score.judge import Item, Judge, judged
 from ramify.trace.aliases import IMPORTED, KNOWN

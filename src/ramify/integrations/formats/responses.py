@@ -15,7 +15,7 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.registry import register
-from ramify.integrations.exchanges import Keep, Media, ToolExchange, list_of, object_of, text_of, tool_call
+from ramify.integrations.formats.exchanges import Keep, Media, ToolExchange, list_of, object_of, text_of, tool_call
 from ramify.trace.aliases import KNOWN, Fields
 from ramify.trace.chats import CallReply, Calls, form_of, hang_chat, provenance_of
 from ramify.trace.db import Run

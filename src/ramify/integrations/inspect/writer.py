@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import whole_file
 from ramify.base.ids import stable_hash
-from ramify.integrations.rows import tools_of
+from ramify.integrations.trainers.rows import tools_of
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.message import number, plain

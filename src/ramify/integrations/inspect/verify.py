@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ramify.integrations.inspect_out import require_inspect
+from ramify.integrations.inspect.writer import require_inspect
 from ramify.score.judge import Item, Judge
 from ramify.trace.message import plain
 

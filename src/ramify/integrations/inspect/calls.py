@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base import registry
-from ramify.integrations import inspect as logs
-from ramify.integrations.inspect_out import checked, require_inspect
+from ramify.integrations.inspect import logs
+from ramify.integrations.inspect.writer import checked, require_inspect
 from ramify.trace.chats import Calls
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader

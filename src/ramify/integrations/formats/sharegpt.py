@@ -11,8 +11,8 @@ from typing import Any
 from ramify.base.config import check
 from ramify.base.errors import UserError, nearest
 from ramify.base.registry import register
-from ramify.integrations.exchanges import ToolExchange, object_of, text_of, tool_call
-from ramify.integrations.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
+from ramify.integrations.formats.exchanges import ToolExchange, object_of, text_of, tool_call
+from ramify.integrations.trainers.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
 from ramify.trace.aliases import KNOWN, Fields
 from ramify.trace.chats import hang_chat
 from ramify.trace.db import Run

@@ -1,7 +1,7 @@
 """TRL's rows in and out: conversations for SFT, tokens with an advantage each for GRPO;
 completions with rewards, and preferences, in.
 
-Training on what is written here is in :mod:`ramify.integrations.trl_trainer`.
+Training on what is written here is in :mod:`ramify.integrations.trainers.trl_trainer`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.registry import register
 from ramify.base.words import plural
-from ramify.integrations.reading import SINGLE, Forest, add_records, messages, number, read_records
-from ramify.integrations.rows import (
+from ramify.integrations.trainers.reading import SINGLE, Forest, add_records, messages, number, read_records
+from ramify.integrations.trainers.rows import (
     Selection,
     StepSelection,
     attempts,

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ramify.integrations.pinning import Rules, registry
-from ramify.integrations.spec import import_package
+from ramify.integrations.environments.spec import import_package
+from ramify.integrations.harnesses.pinning import Rules, registry
 from ramify.rollout.pins import Pins
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ramify.integrations.pinning import Rules, registry
-from ramify.integrations.spec import import_package
+from ramify.integrations.environments.spec import import_package
+from ramify.integrations.harnesses.pinning import Rules, registry
 
 
 def keep_rules(context: Any, rules: Rules, **options: Any) -> Any:

@@ -11,7 +11,7 @@ from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.ids import json_hash
 from ramify.base.registry import register
 from ramify.env.protocol import Env, Observation, Task, TaskSet
-from ramify.integrations.spec import generated, import_package, options
+from ramify.integrations.environments.spec import generated, import_package, options
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from ramify.integrations.inspect import as_openai
-from ramify.integrations.inspect_out import require_inspect
-from ramify.integrations.pinning import Rules, recorded, registry
+from ramify.integrations.harnesses.pinning import Rules, recorded, registry
+from ramify.integrations.inspect.logs import as_openai
+from ramify.integrations.inspect.writer import require_inspect
 from ramify.rollout.pins import without_blocks
 from ramify.rollout.views import Compaction
 from ramify.trace.message import compacted

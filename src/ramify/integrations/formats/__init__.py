@@ -1,0 +1,1 @@
+"""Other people's logs and conversations in and out."""
