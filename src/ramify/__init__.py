@@ -37,7 +37,7 @@ _NAMES: dict[str, str] = {
     "play": "jobs.play",
     "fork_run": "jobs.play",
     "why": "jobs.why",
-    "agent": "integrations.agents",
+    "agent": "integrations.harnesses.agents",
     "tool": "env.tools",
     "Run": "trace.db",
     "ScriptedModel": "model.scripted",

@@ -113,7 +113,7 @@ def test_langchain_agents_have_the_rule_at_every_call(inside_a_loop: bool) -> No
 
 def test_langchain_summaries_lose_rules() -> None:
     summarization()
-    from ramify.integrations.harnesses.frameworks import langchain_pins
+    from ramify.integrations.harnesses import langchain_pins
 
     check_compactor(lambda: langchain_pins.compactor(summarization()))
     with pytest.raises(UserError, match="dict is neither a middleware nor a node"):
@@ -130,7 +130,7 @@ def langmem_node(**options: Any) -> Any:
 
 def test_langmem_nodes_lose_rules() -> None:
     langmem_node(max_tokens=500)
-    from ramify.integrations.harnesses.frameworks import langchain_pins
+    from ramify.integrations.harnesses import langchain_pins
 
     check_compactor(lambda: langchain_pins.compactor(langmem_node(max_tokens=500)))
 
@@ -319,7 +319,7 @@ def test_openai_agents_filters_lose_rules() -> None:
 
 def test_autogen_contexts_keep_the_rule() -> None:
     contexts = pytest.importorskip("autogen_core.model_context", reason="autogen-core is not installed: ITS PINS ARE NOT TESTED")
-    from ramify.integrations.harnesses.frameworks import autogen_pins
+    from ramify.integrations.harnesses import autogen_pins
 
     check_compactor(lambda: autogen_pins.compactor(lambda: contexts.BufferedChatCompletionContext(4)))
     kept = autogen_pins.keep_rules(contexts.BufferedChatCompletionContext(4), [RULE, OTHER], role="user")

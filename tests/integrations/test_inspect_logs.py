@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-from ramify.integrations.inspect.logs import logs as inspect_logs  # noqa: E402
+from ramify.integrations.inspect import logs as inspect_logs  # noqa: E402
 
 EVIL = "</script><script>alert(1)</script>\x1b]0;title\x07"
 
@@ -315,8 +315,8 @@ def test_memory_holds_one_sample(logs: dict[str, Path], tmp_path: Path) -> None:
             file.write(("" if epoch == 1 else ",\n") + text)
         file.write("]}")
     code = (
-        "import sys; from pathlib import Path; import ijson; import inspect_ai.log; from ramify.integrations import inspect as "
-        "door\n"
+        "import sys; from pathlib import Path; import ijson; import inspect_ai.log; "
+        "from ramify.integrations.inspect import logs as door\n"
         "peak = lambda: next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
         "before = peak(); assert door.read_log(Path(sys.argv[1]), Path(sys.argv[2])) == 200; print(peak() - before)"
     )

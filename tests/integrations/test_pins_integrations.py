@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.integrations import autogen_pins, inspect_compaction, langchain_pins, openai_agents_pins
+from ramify.integrations.harnesses import autogen_pins, langchain_pins, openai_agents_pins
+from ramify.integrations.inspect import compaction as inspect_compaction
 from ramify.integrations.pytest_plugin import Assertions
 from ramify.rollout.pins import Pins, pin, without_blocks
 
