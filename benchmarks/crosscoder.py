@@ -146,9 +146,9 @@ def ours(x: np.ndarray) -> tuple[Any, int]:
 
 def collecting(repeats: int) -> list[float]:
     """CPU-seconds of two models' states over one's, in turns."""
+    from ramify.engine.hidden import collect
     from ramify.engine.local import LocalModel
     from ramify.engine.tiny import TinyConfig, TinyLM
-    from ramify.interp.collect import collect
     from ramify.methods.crosscoder.run import Checkpoints, capture
 
     shape = TinyConfig(vocab=2000, width=256, layers=6, heads=4, kv_heads=4, head_size=64, ffn=768, context=512)

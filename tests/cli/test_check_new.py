@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from ramify.base import conformance, registry
+from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.cli.new import LONGEST, check_name, skeleton
 from ramify.sandbox.process import ProcessSandbox
+from ramify.testing import conformance
 
 KINDS = list(conformance.BATTERIES)
 QUICK = [("env", "chain"), ("judge", "exact"), ("searcher", "greedy"), ("loss", "reference_kl"), ("compactor", "drop-oldest"),

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramify.base import conformance, registry
+from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.jobs.improve import ARMS, ImproveConfig, credit_rule, improve, resume
 from ramify.methods.graph_credit.rules import GraphCredit
-from ramify.score.credit.battery import ENDS, example_group
 from ramify.score.credit.grpo import Grpo
 from ramify.score.credit.protocol import CreditRule, assigned, find_rule
+from ramify.testing import conformance
+from ramify.testing.credit import ENDS, example_group
 from ramify.trace.db import Run
 from ramify.trace.node import Annotation, TokenValues
 

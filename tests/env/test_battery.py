@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.env.battery import check_env
 from ramify.env.builtin.chain import ChainEnvironment
 from ramify.env.builtin.household import HouseholdEnvironment, possible_actions
 from ramify.env.protocol import Observation, Task, TaskSet, Volatile
+from ramify.testing import check_env
 
 
 class Counter:

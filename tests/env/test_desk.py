@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.seeds import generator
-from ramify.env.battery import check_env
 from ramify.env.builtin.desk import FILLERS, Desk, DeskEnvironment, demonstrate, make_task, possible_actions, rightful, talk
 from ramify.env.protocol import Task
+from ramify.testing import check_env
 
 ENVIRONMENT = DeskEnvironment()
 TASK = Task(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
-from ramify.env.battery import check_env
 from ramify.env.builtin.household import (
     Household,
     HouseholdEnvironment,
@@ -22,6 +21,7 @@ from ramify.env.builtin.household import (
     shortest,
 )
 from ramify.env.protocol import Task, TaskSet
+from ramify.testing import check_env
 
 ENVIRONMENT = HouseholdEnvironment()
 TASK = Task(

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.env.battery import check_env
 from ramify.env.builtin.household import demonstrate, shortest
 from ramify.env.builtin.long_household import LongHouseholdEnvironment
 from ramify.env.protocol import Task
+from ramify.testing import check_env
 
 ENVIRONMENT = LongHouseholdEnvironment()
 LOW = {

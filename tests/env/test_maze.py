@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.base import conformance
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.builtin.maze import MazeEnvironment, route
 from ramify.env.protocol import Task
+from ramify.testing import conformance
 
 TASK = Task("t", {"exits": {"a": {"1": "b"}, "b": {"1": "a", "2": "c"}, "c": {}}, "start": "a", "exit": "c"})
 

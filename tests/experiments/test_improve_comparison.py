@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ramify.jobs.improve import ImproveConfig
-from ramify.score.credit.battery import check_credit, example_group
 from ramify.score.credit.protocol import assigned
+from ramify.testing import check_credit, example_group
 from ramify_experiments import improve
 from ramify_experiments.improve import (
     AFTERWARDS,

@@ -14,7 +14,6 @@ from pydantic import Field
 
 import ramify
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.env.battery import check_env
 from ramify.env.protocol import Task, TaskSet, Volatile, tools_of
 from ramify.integrations.environments.functions import FunctionEnvironment, FunctionTool
 from ramify.integrations.environments.spec import TaskList, generated, options, seeded
@@ -22,6 +21,7 @@ from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.components import find_environment
+from ramify.testing import check_env
 from ramify.trace.message import parse_tool_calls
 
 

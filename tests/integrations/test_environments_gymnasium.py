@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.env.battery import check_env
 from ramify.env.protocol import Task, Volatile
 from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.components import find_environment
+from ramify.testing import check_env
 
 pytestmark = pytest.mark.slow
 gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed: THE gymnasium DOOR IS NOT TESTED")

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.env.battery import check_env
 from ramify.env.protocol import Task, TaskSet
 from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Sampling
@@ -24,6 +23,7 @@ from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
 from ramify.rollout.components import find_environment
 from ramify.rollout.run import Episodes
+from ramify.testing import check_env
 from ramify.trace.db import Run
 
 pytestmark = pytest.mark.slow

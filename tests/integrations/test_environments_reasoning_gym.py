@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.env.battery import check_env
 from ramify.env.protocol import Task
 from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.components import find_environment
+from ramify.testing import check_env
 
 pytestmark = pytest.mark.slow
 reasoning_gym = pytest.importorskip(

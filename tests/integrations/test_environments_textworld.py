@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.env.battery import check_env
 from ramify.env.protocol import Task
 from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.components import find_environment
+from ramify.testing import check_env
 from ramify.trace.db import Run
 
 pytestmark = pytest.mark.slow

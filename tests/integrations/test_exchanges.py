@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ramify.base.conformance import check
 from ramify.base.errors import UserError
 from ramify.cli.main import main
+from ramify.testing import check
 from ramify.trace import convert, formats
 from ramify.trace.db import Run
 from ramify.trace.lines import first_record, read_items

@@ -25,9 +25,9 @@ from ramify.methods.implicit_advantage.grader import AdvantageGrader
 from ramify.model.chat import TagTemplate
 from ramify.model.pair import Pair, Side
 from ramify.model.tokenizer import HfTokenizer
-from ramify.score.battery import check_judge
 from ramify.score.judge import judged_path
 from ramify.score.trajectories import chat_layout
+from ramify.testing import check_judge
 from ramify.trace.node import Score, TokenValues, make_node
 from ramify.trace.path import Path as TracePath
 

@@ -13,8 +13,8 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.jobs.improve import ImproveConfig, improve
 from ramify.jobs.results import UpdateReport
-from ramify.score.credit.battery import example_group
 from ramify.score.credit.protocol import CreditGroup, CreditRule, assigned, find_rule
+from ramify.testing import example_group
 from ramify.trace.db import Run
 
 FEW = {"updates": 2, "tokens": 1800, "tasks_per_update": 4, "train_tasks": 24, "eval_episodes": 4}

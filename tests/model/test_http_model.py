@@ -29,7 +29,6 @@ from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.jobs.play import fork_run
 from ramify.model import wire
-from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
 from ramify.model.grammar import json_object
 from ramify.model.http import _OPEN, ProviderError
@@ -37,6 +36,7 @@ from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel, scripted_completion
 from ramify.rollout.agent import Agent
 from ramify.rollout.run import Episodes
+from ramify.testing import check_model
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 

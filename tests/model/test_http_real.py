@@ -25,7 +25,6 @@ from ramify.base.errors import NeedsError
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.builtin.chain import ChainEnvironment
 from ramify.env.builtin.household import HouseholdEnvironment
-from ramify.model.battery import check_model
 from ramify.model.chat import train_tokenizer
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError
@@ -33,6 +32,7 @@ from ramify.model.middleware import wrap
 from ramify.model.probe import probe
 from ramify.model.protocol import Prefix, Sampling
 from ramify.rollout.pins import Pins
+from ramify.testing import check_model
 from ramify.trace.message import Message
 from ramify.web.api import Api
 from ramify.web.limits import Guard, Slots

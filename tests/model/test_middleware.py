@@ -13,10 +13,10 @@ import pytest
 from ramify.base import registry
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.model.middleware import Middleware, wrap
-from ramify.model.middleware_battery import check_middleware
 from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import Pieces, stream, whole
+from ramify.testing import check_middleware
 from ramify.trace.message import Message
 
 

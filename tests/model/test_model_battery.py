@@ -12,9 +12,9 @@ import pytest
 
 from ramify.base.seeds import generator
 from ramify.engine.checkpoints import load_model, model_folder
-from ramify.model.battery import check_model
 from ramify.model.protocol import Completion, Prefix, Sampling, TokenScores
 from ramify.model.scripted import ScriptedModel
+from ramify.testing import check_model
 
 
 class Markov:

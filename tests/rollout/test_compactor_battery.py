@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ramify.base import registry
-from ramify.rollout.battery import check_compactor
 from ramify.rollout.compact import DropOldest, Entry, Window
+from ramify.testing import check_compactor
 from ramify.trace.message import Message
 
 

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ramify.base import conformance, registry
+from ramify.base import registry
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.filler import filler, opening
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import Entry, RecencyTruncate, Window
 from ramify.rollout.compactors import NEUTRAL, HeadTail, Hierarchical, LlmSummarize, first_words
+from ramify.rollout.rules import keywords
 from ramify.rollout.views import compact_chat, readable, text_of
+from ramify.testing import conformance
 from ramify.trace.message import Message
-from ramify.trace.rules import keywords
 
 CHAT = [*opening("en"), *filler("en", 8, "test")]
 
@@ -39,7 +40,7 @@ FAMILY = [RecencyTruncate(), LlmSummarize(), Hierarchical(), HeadTail(), HeadTai
 
 @pytest.mark.parametrize("name", [name for name in registry.names("compactor") if name not in ("drop-oldest", "summarize")])
 def test_the_family_conforms(name: str) -> None:
-    assert conformance.check("compactor", conformance.named("compactor", name)) == []
+    assert conformance.check("compactor", registry.named("compactor", name)) == []
 
 
 @pytest.mark.parametrize("compactor", FAMILY, ids=lambda c: c.name)

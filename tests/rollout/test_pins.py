@@ -21,9 +21,9 @@ from ramify.rollout.carriage import survives, with_rule, without_rule
 from ramify.rollout.compact import Entry, RecencyTruncate, Window
 from ramify.rollout.compactors import HeadTail, LlmSummarize
 from ramify.rollout.pins import PROVENANCE, Pin, Pins, RuleBrokenError, pin
+from ramify.rollout.rules import survival
 from ramify.rollout.views import compact_chat, readable_text, text_of
 from ramify.trace.message import Message
-from ramify.trace.rules import survival
 
 RULE = "Only send email to recipients at acme.com."
 OTHER = "Never disable audit logging."

@@ -10,9 +10,9 @@ import pytest
 from tight import cut_off
 
 from ramify.base.errors import InfrastructureError, NeedsError
-from ramify.sandbox.battery import check_sandbox
 from ramify.sandbox.docker import DockerSandbox
 from ramify.sandbox.protocol import Command, Limits, Outcome
+from ramify.testing import check_sandbox
 
 STANDIN = Path(__file__).with_name("standin_engine.py")
 

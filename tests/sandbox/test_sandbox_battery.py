@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import NeedsError
-from ramify.sandbox.battery import check_sandbox
 from ramify.sandbox.docker import DockerSandbox
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.process import ProcessSandbox
 from ramify.sandbox.protocol import Command, CommandRunner, Limits, Outcome
+from ramify.testing import check_sandbox
 
 
 def caught(sandbox: Any) -> set[str]:

@@ -19,7 +19,6 @@ from ramify.base.ledger import Ledger
 from ramify.env.protocol import Task
 from ramify.model.chat import TagTemplate
 from ramify.model.scripted import ScriptedModel
-from ramify.score.battery import check_judge, path_of
 from ramify.score.judge import (
     CommandJudge,
     Each,
@@ -34,6 +33,7 @@ from ramify.score.judge import (
     yes_or_no,
 )
 from ramify.score.match import ExactMatch, NumberMatch, last_boxed, last_number
+from ramify.testing.judge import check_judge, path_of
 from ramify.trace.node import Score, TokenValues
 
 TASK = Task("t", {"answer": "42"})

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.score.credit.battery import example_group
 from ramify.score.credit.protocol import CreditGroup, assigned, find_rule
 from ramify.score.credit.self_imitate import SelfImitate
+from ramify.testing import example_group
 
 
 def per_step(rule: SelfImitate, group: CreditGroup) -> list[float]:

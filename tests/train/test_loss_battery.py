@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ramify.base import registry
 from ramify.base.errors import UserError
+from ramify.testing import check_loss
 from ramify.train.batch import Batch
-from ramify.train.battery import check_loss
 from ramify.train.losses import LossConfig, Scores
 
 

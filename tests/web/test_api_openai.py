@@ -14,10 +14,10 @@ from waiting import until
 
 from ramify.base.seeds import derive_key
 from ramify.engine.local import LocalModel
-from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
 from ramify.model.laid import Layout
 from ramify.model.protocol import Completion, Prefix, Sampling
+from ramify.testing import check_model
 from ramify.trace.message import Message
 
 ASK: list[Any] = [{"role": "user", "content": "go to the hall"}]

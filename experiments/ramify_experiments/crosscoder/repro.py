@@ -15,8 +15,8 @@ import torch
 
 from ramify.base import codec
 from ramify.base.seeds import generator
+from ramify.engine.hidden import collect
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.interp.collect import collect
 from ramify.methods.crosscoder.algorithm import best, confirm, grid, outcome, owned, rank_features, search
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows, fit, latent_scaling, quality
 from ramify.methods.crosscoder.record import SteeringOutcome

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import generator
+from ramify.engine.hidden import collect, hop
 from ramify.engine.local import LocalModel
-from ramify.interp.collect import collect, hop
 from ramify.methods.early_decision.algorithm import (
     Cut,
     continuation_point,

@@ -6,8 +6,10 @@ its kind is looked up. Methods are the packages under ``ramify.methods``."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import sys
 import types
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ramify.base import plugins
-from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
 from ramify.base.extras import needed
 
 #: Kinds of components, each with what a component of that kind is.
@@ -64,7 +66,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "judge": ("ramify.score",),
     "credit": ("ramify.score.credit",),
     "sampling": ("ramify.jobs.sampling",),
-    "searcher": ("ramify.search",),
+    "searcher": ("ramify.rollout.search",),
     "loss": ("ramify.train.losses",),
     "compactor": ("ramify.rollout.compact", "ramify.rollout.compactors"),
     "sandbox": ("ramify.sandbox",),
@@ -215,3 +217,46 @@ def _origin(part: Any, caller: str) -> str:
         return f"{part.__module__}.{part.__qualname__}"
     held = [getattr(part, field.name) for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
     return ", ".join(_origin(value, caller) for value in held if callable(value)) or f"{caller}.{type(part).__qualname__}"
+
+
+#: Kinds whose registered object is the component itself; for the others it is a class or function that makes one.
+AS_THEY_ARE = ("loss", "middleware")
+
+
+def make(kind: str, part: Any, argument: str | None = None) -> Any:
+    """The component that a registered object stands for: what its class or function makes, from ``argument`` where one is given.
+
+    Raises UserError where it cannot be made so.
+    """
+    if kind == "middleware" and argument is not None:
+        return functools.partial(part, argument=argument)
+    if kind in AS_THEY_ARE or not (isinstance(part, type) or (callable(part) and hasattr(part, "__qualname__"))):
+        if argument is not None:
+            raise UserError(f"this {kind} takes no argument, and was given '{argument}'")
+        return part
+    if argument is not None and not takes_text(part):
+        raise UserError(f"the {kind} '{getattr(part, 'name', part.__qualname__)}' takes no argument, and was given '{argument}'")
+    try:
+        return part() if argument is None else part(argument)
+    except RamifyError:
+        raise
+    except (Exception, SystemExit) as error:  # a third-party class may raise anything: that is why it cannot be made
+        name = getattr(part, "__qualname__", str(part))
+        how = "without an argument" if argument is None else f"with the argument '{argument}'"
+        raise UserError(f"{kind} '{name}' cannot be made {how}: {type(error).__name__}: {error}") from error
+
+
+def takes_text(make: Any) -> bool:
+    """Whether the first parameter of a component's class or function can be the text after ``NAME:``."""
+    try:
+        first = next(iter(inspect.signature(make).parameters.values()), None)
+    except ValueError:  # code that is not Python's need not say
+        return True
+    return first is not None and first.annotation in (str, "str", first.empty)
+
+
+def named(kind: str, name: str) -> Any:
+    """The component registered as ``name``, or as NAME with an argument for ``NAME:ARGUMENT``.
+    Raises UserError with the nearest name."""
+    plain, colon, argument = name.partition(":")
+    return make(kind, get(kind, plain), argument if colon else None)

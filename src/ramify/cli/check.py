@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ramify.base import conformance, registry
+from ramify.base import registry
 from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.plugins import find_attribute, own_path
 from ramify.base.words import plural
@@ -16,6 +16,7 @@ from ramify.cli import experiments
 from ramify.kit import Verbs, argument, option
 from ramify.render.result import Result, Section, table
 from ramify.render.terminal import progress
+from ramify.testing import conformance
 from ramify.trace import integrity
 
 app = Verbs("check")
@@ -116,7 +117,7 @@ def find_component(kind: str, name: str) -> Any:
         return find_model(name)[0]
     known = registry.names(kind)
     if plain in known:
-        return conformance.named(kind, name)
+        return registry.named(kind, name)
     if not colon:
         raise registry.lacking(kind) or UserError(
             f"unknown {kind} '{name}' ({nearest(name, {*known, *(MODELS if kind == 'model' else ())})})"
@@ -124,4 +125,4 @@ def find_component(kind: str, name: str) -> Any:
     if not attribute:
         raise UserError(f"'{name}' names no attribute: a component of your own is MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
     part = find_attribute(name, f"unknown {kind} '{plain}' ({nearest(plain, known)}), and no module of that name")
-    return conformance.make(kind, part)
+    return registry.make(kind, part)

@@ -11,11 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
-from ramify.base import conformance, registry
+from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.base.files import folder_aside, refusal
 from ramify.kit import Verbs, argument, option
 from ramify.render.result import Result, Section, Verbatim
+from ramify.testing import conformance
 
 app = Verbs("new")
 
@@ -90,7 +91,7 @@ def check_name(kind: str, name: str) -> None:
 def skeleton(kind: str, name: str) -> dict[str, str]:
     """The files of the package: path -> text."""
     module, part = _module(name), _part(kind, name)
-    made = part if kind in (*conformance.AS_THEY_ARE, "reader") else f"{part}()"
+    made = part if kind in (*registry.AS_THEY_ARE, "reader") else f"{part}()"
     words = {"NAME": name, "MODULE": module, "CLASS": _class(name), "PART": part, "KIND": kind, "MADE": made}
     sources = {
         "pyproject.toml": "pyproject.toml.txt",

@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramify.base import codec, conformance
+from ramify.base import codec, registry
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import reason
 from ramify.base.registry import register
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
+from ramify.testing import conformance
 
 if TYPE_CHECKING:
     from ramify.methods.implicit_advantage.records import ScoreRecord
@@ -28,7 +29,7 @@ def assert_conforms(kind: str, part: Any, **options: Any) -> None:
     passes its kind's conformance battery; ``options`` are the battery's."""
     if not isinstance(kind, str):
         raise UserError(f"a kind is named, as in assert_conforms('env', ...), and not {kind!r:.60}")
-    found = conformance.check(kind, conformance.named(kind, part) if isinstance(part, str) else part, **options)
+    found = conformance.check(kind, registry.named(kind, part) if isinstance(part, str) else part, **options)
     if found:
         listed = "; ".join(f"{problem.check}: {problem.message}" for problem in found)
         raise AssertionError(f"this {kind} does not conform ({plural(len(found), 'problem')}): {listed}")

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ramify.base import conformance
+from ramify.base import registry
 from ramify.base.ids import json_hash, stable_hash
 from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, TokenScores
 from ramify.model.streaming import Pieces, stream, whole
@@ -133,6 +133,6 @@ def wrap(model: Model, names: Sequence[str]) -> Model:
     """``model`` inside the middleware of these names (NAME or NAME:ARGUMENT), the first outermost.
     Raises UserError with the nearest name."""
     for name in reversed(names):
-        make: Make = conformance.named("middleware", name)
+        make: Make = registry.named("middleware", name)
         model = make(model)
     return model

@@ -12,8 +12,8 @@ from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
 from ramify.env.filler import filler, opening
 from ramify.rollout.pins import PinKeeper
+from ramify.rollout.rules import keywords, survival, values
 from ramify.rollout.views import Chat, compact_chat, readable, readable_text
-from ramify.trace.rules import keywords, survival, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Lost:
     rule: str
     round: int
     kind: str
-    """One of ``ramify.trace.rules.CLASSES``; or ``failed``, where the compactor did."""
+    """One of ``ramify.rollout.rules.CLASSES``; or ``failed``, where the compactor did."""
 
 
 def survives(

@@ -8,9 +8,9 @@ from dataclasses import fields
 from typing import Any, TypeAlias
 
 from ramify.base import registry
-from ramify.base.conformance import takes_text
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.plugins import find_attribute, own_component, own_path
+from ramify.base.registry import takes_text
 from ramify.engine.named import check_model as check_model
 from ramify.engine.named import find_model as find_model
 from ramify.env.protocol import AnyEnvironment, Environment, environment_of

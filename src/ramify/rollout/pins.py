@@ -18,9 +18,9 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
 from ramify.rollout.compact import Compactor, Entry, Window, leading
+from ramify.rollout.rules import Survival, contradicts, disputes, survival
 from ramify.rollout.views import Chat, Compaction, approximate_tokens, compact_chat, readable, readable_text, text_of, words_of
 from ramify.trace.message import Message
-from ramify.trace.rules import Survival, contradicts, disputes, survival
 
 _OPEN, _CLOSE = "[pinned ", "[/pinned]"
 _BLOCK = re.compile(r"\[pinned ([0-9a-f]{8})([^\n\]]*)\]\n(.*?)\n\[/pinned\]", re.DOTALL)

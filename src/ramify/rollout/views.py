@@ -17,8 +17,8 @@ from typing import Any
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
 from ramify.rollout.compact import Compactor, Entry, Window, called, faults
+from ramify.rollout.rules import Survival
 from ramify.trace.message import CALL, CALL_END, Message, opaque, plain, read_message
-from ramify.trace.rules import Survival
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages in OpenAI's form."""

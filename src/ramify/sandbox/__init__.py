@@ -11,12 +11,10 @@ _NAMES = {
     "ProcessSandbox": "process",
     "DockerSandbox": "docker",
     "strength": "process",
-    "check_sandbox": "battery",
     **dict.fromkeys(("Command", "Limits", "Outcome", "SessionReply", "Sandbox", "Session"), "protocol"),
 }
 
 if TYPE_CHECKING:  # what type checkers and editors see
-    from ramify.sandbox.battery import check_sandbox as check_sandbox
     from ramify.sandbox.docker import DockerSandbox as DockerSandbox
     from ramify.sandbox.find import find_sandbox as find_sandbox
     from ramify.sandbox.process import ProcessSandbox as ProcessSandbox

@@ -626,11 +626,11 @@ def find_judge(
             return made[kind](argument)
         raise UserError(f"unknown {what} '{spec}': '{kind}' {'takes no' if kind in plain else 'needs an'} argument after a colon")
     if only is None:
-        from ramify.base import conformance, registry
+        from ramify.base import registry
 
         registered = registry.names("judge")
         if kind in registered:
-            found: Judge = conformance.named("judge", spec)
+            found: Judge = registry.named("judge", spec)
             return found
         known += registered
     raise UserError(f"unknown {what} '{spec if len(spec) < 60 else kind}' ({nearest(kind, set(known))})")

@@ -13,8 +13,8 @@ import torch
 from safetensors.numpy import load_file
 
 from ramify.cli.main import main
+from ramify.engine.hidden import collect
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.interp.collect import collect
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows
 from ramify.methods.crosscoder.run import Checkpoints, States, capture
 from ramify.model.tokenizer import HfTokenizer

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
+from ramify.engine.hidden import collect
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.interp.collect import collect
 from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, encode_rows
 from ramify.methods.crosscoder.steer import (
     StateChange,

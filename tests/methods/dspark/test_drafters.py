@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ramify.base.errors import UserError
 from ramify.engine.cache import KVCache
-from ramify.engine.drafter_battery import check_drafter
 from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter
 from ramify.methods.dspark.dspark_drafter import DFlash, DSpark, small
 from ramify.methods.dspark.eagle import Eagle3
+from ramify.testing import check_drafter
 
 T = 18
 

@@ -16,8 +16,8 @@ from ramify.cli.main import main
 from ramify.methods.earned_code_memory.memory import HEAD, Memory
 from ramify.methods.earned_code_memory.middleware import Remembers
 from ramify.model.function import FunctionModel
-from ramify.model.middleware_battery import check_middleware
 from ramify.model.protocol import Prefix, Sampling
+from ramify.testing import check_middleware
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify_experiments.earned_code_memory.nulls import line

@@ -22,11 +22,11 @@ from ramify.methods.orchestrator.pool import ModelPool, PoolWorker, fitted
 from ramify.methods.orchestrator.router import TurnRouter
 from ramify.methods.orchestrator.systems import at_random, evaluate, majority, mixture, oracle, routed, single
 from ramify.methods.orchestrator.table import collect, headroom, make_table, read_table, table_of
-from ramify.model.middleware_battery import check_middleware
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.score.judge import find_judge
 from ramify.stats.intervals import mean_t
+from ramify.testing import check_middleware
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from tests.methods.orchestrator import workers as functions

@@ -18,8 +18,8 @@ from ramify.methods.verify_or_ship.gate import BestOf, Gated
 from ramify.methods.verify_or_ship.records import BELIEF, VERIFIER, candidates
 from ramify.model.protocol import Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.score.battery import check_judge
 from ramify.score.judge import FunctionJudge, Item, Judge, find_judge
+from ramify.testing import check_judge
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 

@@ -16,7 +16,7 @@ import pytest
 from ramify.base.seeds import generator
 from ramify.cli.main import main
 from ramify.methods.verify_or_ship.records import BELIEF, VERIFIER, read_source
-from ramify.trace.battery import check_reader
+from ramify.testing import check_reader
 from ramify.trace.db import Run
 from ramify.trace.formats import readers
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.env.battery import check_env
 from ramify.env.protocol import Task
 from ramify.methods.world_model import Effect, Fault, Latency, Paginate, Partial, RateLimit, SimulationError, StateStore, Stingy
 from ramify.methods.world_model.control import read_controls
@@ -17,6 +16,7 @@ from ramify.methods.world_model.environment import SimulatedEnvironment
 from ramify.methods.world_model.predict import ModelPredictor
 from ramify.methods.world_model.store import EnvCall, check_call, fits, read_calls, read_effects
 from ramify.model.scripted import ScriptedModel
+from ramify.testing import check_env
 from ramify.trace.message import write_call
 from tests.methods.world_model.worlds import Says, notes, talking
 

@@ -27,8 +27,8 @@ from ramify.methods.world_model.algorithm import (
     turn_statistics,
 )
 from ramify.methods.world_model.losses import gspo
+from ramify.testing import check_loss
 from ramify.train.batch import Batch
-from ramify.train.battery import check_loss
 from ramify.train.losses import LossConfig, Scores
 
 TEXT = st.text('abc xyz\n.{}"', max_size=40)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from terminals import Screen, Terminal
 
-from ramify.env.battery import check_env
 from ramify.methods.world_model import Prediction, Situation
 from ramify.methods.world_model.environment import simulated
 from ramify.methods.world_model.evaluation import compared
 from ramify.methods.world_model.trajectories import EnvTrajectory, EnvTurn, read_trajectories
+from ramify.testing import check_env
 from ramify.trace.db import Run
 from tests.cli.conftest import Verb
 from tests.methods.world_model.worlds import notes

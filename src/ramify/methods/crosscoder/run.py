@@ -19,10 +19,10 @@ from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.waiting import wait_for
 from ramify.engine.checkpoints import model_folder
+from ramify.engine.hidden import collect
 from ramify.engine.local import LocalModel
 from ramify.engine.named import find_continuing
 from ramify.engine.pairs import open_pair
-from ramify.interp.collect import collect
 from ramify.methods.crosscoder.algorithm import tool_call
 from ramify.methods.crosscoder.dictionary import Dictionary
 from ramify.methods.crosscoder.record import CapturedFrom, KeptScores

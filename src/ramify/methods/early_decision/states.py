@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from ramify.base.errors import UserError
 from ramify.base.files import whole_file
+from ramify.engine.hidden import FINAL, collect, hop
 from ramify.engine.local import LocalModel
-from ramify.interp.collect import FINAL, collect, hop
 from ramify.methods.early_decision.probe import (
     SHUFFLES,
     STATE_A,

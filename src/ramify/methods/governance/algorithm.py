@@ -13,10 +13,10 @@ from ramify.base.errors import EXIT_DONE, EXIT_FAILED
 from ramify.methods.governance.record import BenchRow
 from ramify.render.numbers import p_value, percent, percent_interval, points, points_interval
 from ramify.render.result import Cell, Grid, Result, Section, table
+from ramify.rollout.rules import CLASSES
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import Interval, difference_of_proportions, difference_over_clusters, wilson
 from ramify.stats.tests import fisher_stratified
-from ramify.trace.rules import CLASSES
 
 LEVEL = 0.05
 """At which a difference between conditions is named, over all conditions of one report."""
@@ -259,7 +259,7 @@ class RuleMixture:
     survived: ViolationRate
     dropped: ViolationRate
     kinds: Mapping[str, int]
-    """What became of the rule (:data:`ramify.trace.rules.CLASSES`), and how often."""
+    """What became of the rule (:data:`ramify.rollout.rules.CLASSES`), and how often."""
 
 
 def mixture(rows: Sequence[BenchRow]) -> RuleMixture | None:

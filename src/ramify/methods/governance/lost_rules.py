@@ -19,12 +19,12 @@ from ramify.base.words import plural
 from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.predicates import UnreadableError, forbids
 from ramify.render.result import Result, Section, Verbatim, table
+from ramify.rollout.rules import CLASSES, SURVIVED, survival
 from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
 from ramify.trace.lines import read_document
 from ramify.trace.message import Message, compacted, opaque
 from ramify.trace.node import Annotation, Finding, Node
-from ramify.trace.rules import CLASSES, SURVIVED, survival
 from ramify.trace.sources import opened
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class RuleLoss:
     session: str
     step: int
     became: str
-    """One of :data:`ramify.trace.rules.CLASSES`."""
+    """One of :data:`ramify.rollout.rules.CLASSES`."""
     node: str
 
 

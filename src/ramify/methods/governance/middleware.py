@@ -22,9 +22,9 @@ from ramify.methods.governance.predicates import UnreadableError, allows, forbid
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import Completion, Model, Prefix
 from ramify.rollout.pins import Pin, Pins, is_block
+from ramify.rollout.rules import survival
 from ramify.score.judge import Each, Item, Judgement
 from ramify.trace.message import Message
-from ramify.trace.rules import survival
 
 
 @register("middleware", "pins")

@@ -58,7 +58,7 @@ class BenchRow(CellLabels):
     gate: str
     """Why the episode is not what its condition says, "" where it is."""
     survival: str
-    """What became of the rule in the context: one of :data:`ramify.trace.rules.CLASSES`."""
+    """What became of the rule in the context: one of :data:`ramify.rollout.rules.CLASSES`."""
     survived: bool
     completed: bool
     """Of an allowed request: whether it was done."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ramify.base import conformance
+from ramify.base import registry
 from ramify.base.config import Config
 from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
@@ -29,11 +29,11 @@ from ramify.model.protocol import Completion, Model, Prefix, Sampling
 from ramify.rollout.carriage import with_rule, without_rule
 from ramify.rollout.compact import DropOldest, reply, window_of
 from ramify.rollout.pins import Pins
+from ramify.rollout.rules import Survival, survival
 from ramify.rollout.sampler import Sampler
 from ramify.rollout.views import Compaction, approximate_tokens, readable, readable_text, text_of
 from ramify.trace.db import Run
 from ramify.trace.message import Message, read_message
-from ramify.trace.rules import Survival, survival
 
 DISTRACTORS = tuple(
     f"Write the word '{word}' with a capital letter."
@@ -111,7 +111,7 @@ class BenchConfig(Config):
             raise UserError("a summary has at least 1 word, and there are at least 0 rounds")
         for name in self.strategies:
             if name not in WORDED:
-                conformance.named("compactor", name)
+                registry.named("compactor", name)
 
 
 @dataclass(frozen=True)
@@ -392,7 +392,7 @@ def with_note(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, A
 
 def _compactor(cell: Cell) -> Any:
     if cell.strategy not in WORDED:
-        return conformance.named("compactor", cell.strategy)
+        return registry.named("compactor", cell.strategy)
     from ramify.rollout.compactors import Hierarchical, LlmSummarize
 
     return (LlmSummarize if cell.strategy == "llm-summarize" else Hierarchical)(cell.words)

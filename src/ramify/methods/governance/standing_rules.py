@@ -20,8 +20,8 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.seeds import generator
 from ramify.env.filler import LANGUAGES, OPEN_NOTE, filler, opening
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.rules import survival
 from ramify.trace.message import Message, write_call
-from ramify.trace.rules import survival
 
 CHANNELS = ("system", "user", "memory", "tool")
 """How a rule reaches the conversation: the system's message, the user, a memory entry, a document read through a tool."""

@@ -26,7 +26,7 @@ from ramify.methods.kernel_search.report import LineStep, SearchedKernel, ToolRa
 from ramify.methods.kernel_search.task import KernelTask
 from ramify.methods.kernel_search.tools import Prescription, examine
 from ramify.methods.kernel_search.wall import Built, Code, Wall, WallTrial
-from ramify.search.loop import search as search_loop
+from ramify.rollout.search import search as search_loop
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, Provenance, Score, make_node
 

@@ -13,8 +13,7 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.seeds import generator
 from ramify.methods.tree_rollouts.algorithm import TreeConfig, shrunk, uucb
 from ramify.methods.tree_rollouts.record import GrownTree, Place
-from ramify.search.greedy import best
-from ramify.search.loop import search
+from ramify.rollout.search import best, search
 
 if TYPE_CHECKING:
     from ramify.env.protocol import Task

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ramify.base import registry
-from ramify.base.conformance import takes_text
 from ramify.base.errors import UserError
 from ramify.base.plugins import called, find_attribute, own_path
+from ramify.base.registry import takes_text
 from ramify.score.steps import Columns, run_attempts, scored_steps
 from ramify.trace.graph import factorize
 from ramify.trace.keys import Canonicaliser

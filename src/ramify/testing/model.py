@@ -15,6 +15,7 @@ from ramify.base.problem import Problem
 from ramify.base.seeds import derive_key
 from ramify.base.waiting import wait_for
 from ramify.model.protocol import CAPABILITIES, Completion, Grammar, Model, Prefix, Sampling
+from ramify.testing.probe import await_checks
 from ramify.trace.message import Message
 
 STOPS = ("eos", "stop", "length", "cancelled")
@@ -34,7 +35,7 @@ def check_model(
     """
     if prefixes is None:
         prefixes = TOKEN_PREFIXES if "tokens" in model.capabilities else TEXT_PREFIXES
-    return wait_for(_run(_Probe(model, prefixes, Sampling(max_tokens=max_tokens), tolerance, seed)))
+    return wait_for(await_checks(CHECKS, _Probe(model, prefixes, Sampling(max_tokens=max_tokens), tolerance, seed)))
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,6 @@ class _Probe:
 
     async def sample(self, index: int, n: int = 3, settings: Sampling | None = None) -> list[Completion]:
         return await self.model.sample(self.prefixes[index], n, settings or self.settings, self.keys(index, n))
-
-
-async def _run(probe: _Probe) -> list[Problem]:
-    problems = []
-    for check in CHECKS:
-        name = check.__name__.removeprefix("_")
-        try:
-            messages = [message async for message in check(probe)]
-        except Exception as error:  # a third-party model may raise anything; that is the finding
-            messages = [f"it raised {type(error).__name__}: {error}"]
-        problems += [Problem(name, message) for message in dict.fromkeys(messages)]
-    return problems
 
 
 async def _claims(probe: _Probe) -> AsyncIterator[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.search.loop import search
+from ramify.rollout.search import search
 
 
 def run_search(total: int, width: int, tau: int | None, delays: list[int]) -> tuple[list[int], list[int], int]:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.base.problem import Problem, run_checks
+from ramify.base.problem import Problem
 from ramify.base.seeds import derive_key
 from ramify.base.waiting import wait_for
-from ramify.search.loop import Expansion, Searcher, run_searcher
+from ramify.rollout.search import Expansion, Searcher, run_searcher
+from ramify.testing.probe import run_checks
 
 
 def check_searcher(searcher: Searcher, budget: int = 40, seed: int = 0) -> list[Problem]:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ramify.base.errors import UserError
-from ramify.base.problem import Problem, run_checks
+from ramify.base.problem import Problem
 from ramify.base.seeds import generator
+from ramify.testing.probe import run_checks
 from ramify.train.batch import Batch
 from ramify.train.losses import Loss, LossConfig, Scores
 

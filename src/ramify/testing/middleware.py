@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.base.problem import Problem, run_checks
+from ramify.base.problem import Problem
 from ramify.base.seeds import derive_key
 from ramify.base.waiting import wait_for
-from ramify.model.battery import check_model
 from ramify.model.middleware import Make
 from ramify.model.protocol import CAPABILITIES, Completion, Identity, Model, Prefix, Sampling, TokenScores
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import Piece, Pieces, stream
+from ramify.testing.model import check_model
+from ramify.testing.probe import run_checks
 from ramify.trace.message import Message
 
 _SETTINGS = Sampling(max_tokens=200)

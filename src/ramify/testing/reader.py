@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import NeedsError, RamifyError
-from ramify.base.problem import Problem, run_checks
+from ramify.base.problem import Problem
+from ramify.testing.probe import run_checks
 from ramify.trace.db import Run
 from ramify.trace.formats import Reader, pick_reader
 from ramify.trace.integrity import check_run

@@ -15,6 +15,7 @@ from ramify.base.problem import Problem
 from ramify.base.progress import Progress
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, TaskSet, Volatile, close, tools_of
+from ramify.testing.probe import name_of, run_checks
 
 #: Replies that mean nothing in any environment, or try to break it.
 BAD_ACTIONS = ("", " ", "\n", "\x00", "take", "go nowhere at all", "{}[]\"'", "a" * 5000, "\u202eopen", "🗝", "-1", "None")
@@ -39,25 +40,20 @@ def check_env(
     """
     at, begun = 0, 0
 
+    def begins(number: int) -> None:
+        nonlocal at, begun
+        at, begun = number, 0
+        report()
+
     def report(begins: int = 0) -> None:
         nonlocal begun
         begun += begins
         if progress is not None:
-            name = CHECKS[at].__name__.removeprefix("_").replace("_", " ")
+            name = name_of(CHECKS[at]).replace("_", " ")
             progress.at(at, f"{name}, episode {begun}" if begun else name)
 
     probe = _Probe(environment, actions or getattr(environment, "actions", None), tasks, turns, seed, report)
-    problems = []
-    for at, check in enumerate(CHECKS):  # noqa: B007 (``report`` reads it)
-        name, begun = check.__name__.removeprefix("_"), 0
-        report()
-        try:
-            problems += [Problem(name, message) for message in dict.fromkeys(check(probe))]
-        except Exception as error:  # a third-party environment may raise anything; that is the finding
-            problems.append(Problem(name, f"it raised {type(error).__name__}: {error}"))
-        finally:
-            problems += [Problem(name, message) for message in probe.close_all()]
-    return problems
+    return run_checks(CHECKS, probe, begins, probe.close_all)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
+from ramify.engine.hidden import FINAL, collect, hop, pool, stream
 from ramify.engine.local import LocalModel
 from ramify.engine.taps import Read, Taps
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.interp.collect import FINAL, collect, hop, pool, stream
 from ramify.model.protocol import Prefix, Sampling
 
 SHAPE = TinyConfig(vocab=40, width=32, layers=2, heads=2, kv_heads=1, head_size=16, ffn=48, context=64)

@@ -10,11 +10,12 @@ from functools import cached_property
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.base.problem import Problem, run_checks
+from ramify.base.problem import Problem
 from ramify.model.chat import TagTemplate, assistant_node_parts
 from ramify.model.scripted import CharTokenizer, scripted_completion
 from ramify.score.credit.protocol import CreditGroup, CreditRule, assigned, on_sampled
 from ramify.score.steps import OPTIONAL
+from ramify.testing.probe import run_checks
 from ramify.trace.node import Node, make_node
 
 ENDS = {

@@ -12,15 +12,15 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import NeedsError
 from ramify.base.problem import Problem
 from ramify.base.waiting import wait_for
 from ramify.sandbox.protocol import MIB, Limits, Outcome, Sandbox
+from ramify.testing.probe import await_checks
 
 _LIMITS = Limits(seconds=20.0, memory_bytes=256 * MIB, disk_bytes=16 * MIB, processes=16)
 
@@ -30,21 +30,7 @@ def check_sandbox(sandbox: Sandbox, seconds: float = 2.0) -> list[Problem]:
 
     Raises NeedsError where the sandbox cannot run here at all.
     """
-
-    async def one(check: Callable[[_Probe], AsyncIterator[str]]) -> list[Problem]:
-        name = check.__name__.removeprefix("_")
-        try:
-            return [Problem(name, message) async for message in check(_Probe(sandbox, seconds))]
-        except NeedsError:
-            raise
-        except Exception as error:  # whatever a third-party sandbox raises is the finding
-            return [Problem(name, f"it raised {type(error).__name__}: {error}")]
-
-    async def all_checks() -> list[Problem]:
-        found = await asyncio.gather(*map(one, CHECKS))
-        return [problem for problems in found for problem in problems]
-
-    return wait_for(all_checks())
+    return wait_for(await_checks(CHECKS, _Probe(sandbox, seconds), together=True))
 
 
 @dataclass(frozen=True)

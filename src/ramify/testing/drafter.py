@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ramify.base.problem import Problem, run_checks
+from ramify.base.problem import Problem
 from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter, Drafts
 from ramify.engine.forward import UNIT
+from ramify.testing.probe import run_checks
 
 FIRST = 2
 """KVCache layers before the drafter's: they stand for the target's."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.search.greedy import best, greedy
+from ramify.rollout.search import best, greedy
 
 
 def test_best_breaks_ties_by_key_and_refuses_nan() -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ramify.base.errors import RamifyError
-from ramify.base.problem import Problem, run_checks
+from ramify.base.problem import Problem
 from ramify.base.waiting import wait_for
 from ramify.rollout.compact import Compactor, Entry, Window, faults
+from ramify.testing.probe import run_checks
 from ramify.trace.message import Message
 
 HOSTILE = (

@@ -11,9 +11,8 @@ import pytest
 
 from ramify.base import registry
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.search.battery import check_searcher
-from ramify.search.greedy import Greedy
-from ramify.search.loop import Expansion, run_searcher
+from ramify.rollout.search import Expansion, Greedy, run_searcher
+from ramify.testing import check_searcher
 
 
 @pytest.mark.parametrize("name", registry.names("searcher"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.trace.rules import contradicts, keywords, survival, values
+from ramify.rollout.rules import contradicts, keywords, survival, values
 
 RULE = "Only send email to recipients at acme.com."
 

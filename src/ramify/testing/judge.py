@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ramify.base.errors import NeedsError, RamifyError, UserError
-from ramify.base.problem import Problem, run_checks
+from ramify.base.problem import Problem
 from ramify.base.waiting import wait_for
 from ramify.env.protocol import Task
 from ramify.model.chat import TagTemplate, assistant_node_parts
 from ramify.model.scripted import CharTokenizer, scripted_completion
 from ramify.score.judge import Item, Judge, Judgement, checked, judged
+from ramify.testing.probe import run_checks
 from ramify.trace.node import Node, TokenValues, make_node
 from ramify.trace.path import Path
 

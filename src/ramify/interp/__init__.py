@@ -1,1 +1,0 @@
-"""A model's hidden states: collected at named positions, probed, decomposed and changed."""

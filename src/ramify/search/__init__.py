@@ -1,1 +1,0 @@
-"""Choose what to expand under a budget: one loop, rules passed in as functions."""

@@ -1,0 +1,56 @@
+"""What a third party needs to test components: the battery of each kind, and a model that says what it is told. Names load on
+first use.
+
+A battery is ``check_KIND(component) -> [Problem]``, empty where it conforms; ``check`` finds it by the kind's name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ramify.base.lazy import loader
+
+_NAMES = {
+    "check": "conformance",
+    "checks": "conformance",
+    "check_compactor": "compactor",
+    "check_credit": "credit",
+    "example_group": "credit",
+    "check_drafter": "drafter",
+    "check_env": "env",
+    "check_judge": "judge",
+    "check_loss": "loss",
+    "check_middleware": "middleware",
+    "check_model": "model",
+    "check_reader": "reader",
+    "check_sandbox": "sandbox",
+    "check_searcher": "searcher",
+    "Problem": "ramify.base.problem",
+    "ScriptedModel": "ramify.model.scripted",
+    "forbid_real_calls": "ramify.model.scripted",
+}
+
+if TYPE_CHECKING:  # what type checkers and editors see
+    from ramify.base.problem import Problem as Problem
+    from ramify.model.scripted import ScriptedModel as ScriptedModel
+    from ramify.model.scripted import forbid_real_calls as forbid_real_calls
+    from ramify.testing.compactor import check_compactor as check_compactor
+    from ramify.testing.conformance import check as check
+    from ramify.testing.conformance import checks as checks
+    from ramify.testing.credit import check_credit as check_credit
+    from ramify.testing.credit import example_group as example_group
+    from ramify.testing.drafter import check_drafter as check_drafter
+    from ramify.testing.env import check_env as check_env
+    from ramify.testing.judge import check_judge as check_judge
+    from ramify.testing.loss import check_loss as check_loss
+    from ramify.testing.middleware import check_middleware as check_middleware
+    from ramify.testing.model import check_model as check_model
+    from ramify.testing.reader import check_reader as check_reader
+    from ramify.testing.sandbox import check_sandbox as check_sandbox
+    from ramify.testing.searcher import check_searcher as check_searcher
+else:
+    __getattr__ = loader(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES])
