@@ -157,7 +157,7 @@ def test_examples_are_under_fifteen_lines() -> None:
         assert len(lines) < 15, f"{path.name} has {len(lines)}"
 
 
-KERNEL = ("trace", "stats", "render", "model", "sandbox", "engine", "env", "rollout", "train", "interp", "score", "search")
+KERNEL = ("trace", "stats", "render", "model", "sandbox", "engine", "env", "rollout", "train", "score")
 ALONE = {
     "ramify.stats.checks": "what every reproduction reports, and the one verb that reports the same checks",
 }

@@ -134,7 +134,7 @@ def test_everything_but_the_engine_and_what_trains_loads(slim: Slim) -> None:
 import importlib, pkgutil
 
 failed = []
-tops = "base trace stats render model env rollout sandbox score search integrations web cli"
+tops = "base trace stats render model env rollout sandbox score integrations web cli"
 for top in tops.split():
     package = importlib.import_module("ramify." + top)
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
