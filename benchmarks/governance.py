@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ramify.methods.governance import Bench, BenchConfig, NamedModel, Pins
 from ramify.methods.governance.standing_rules import reader, scenarios
-from ramify.rollout.views import approximate_tokens
+from ramify.rollout.compact import approximate_tokens
 
 ROOT = Path(__file__).parent.parent
 

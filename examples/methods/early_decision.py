@@ -27,8 +27,8 @@ from ramify.methods.early_decision import (
 )
 from ramify.methods.early_decision.judges import find_jury
 from ramify.methods.early_decision.thinking import Marks, Thinking
-from ramify.rollout.problems import TokenProblem, read_problems
 from ramify.rollout.sampler import Sampler
+from ramify.rollout.token_traces import TokenProblem, read_problems
 from ramify.score.judge import FunctionJudge, Jury
 from ramify_experiments.recipes import ChainRecipe
 

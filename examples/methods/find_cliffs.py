@@ -14,7 +14,7 @@ from ramify.env.builtin import chain
 from ramify.env.protocol import Task
 from ramify.methods.cliffs import ReplyForks, ScanConfig, ablate, ablation_table, examine, pairs, picture, scan, summary
 from ramify.render.potential import potential_text
-from ramify.rollout.problems import TokenProblem, read_problems
+from ramify.rollout.token_traces import TokenProblem, read_problems
 from ramify.score.judge import find_judge
 from ramify_experiments.recipes import ChainRecipe
 

@@ -24,7 +24,7 @@ from ramify.cli.serve import find_served
 from ramify.engine.checkpoints import chat_template
 from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
-from ramify.rollout.problems import read_problems
+from ramify.rollout.token_traces import read_problems
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Node

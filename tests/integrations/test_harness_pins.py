@@ -11,8 +11,8 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.integrations.assertions import assert_survives
+from ramify.methods.governance.carriage import survives
 from ramify.methods.governance.standing_rules import scenarios
-from ramify.rollout.carriage import survives
 from ramify.rollout.pins import Pin, Pins, pin
 
 RULE = "Only send email to addresses at acme.com."

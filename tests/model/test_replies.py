@@ -23,7 +23,7 @@ from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.sse import StreamedCalls
 from ramify.model.streaming import gathered
 from ramify.model.wire import request_messages
-from ramify.rollout.answering import Answering
+from ramify.rollout.run import Answering
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 

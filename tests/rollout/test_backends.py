@@ -23,7 +23,7 @@ from ramify.model.protocol import Sampling
 from ramify.rollout import components
 from ramify.rollout.backends import Player, Unit, parse, stored
 from ramify.rollout.run import Episodes
-from ramify.rollout.wire import Sink, add_records, pack_error, read_records, unpack_answer, write_records
+from ramify.rollout.worker import Sink, add_records, pack_error, read_records, unpack_answer, write_records
 from ramify.trace.db import Run
 from ramify.trace.jsonl import write_lines
 from ramify.trace.node import AttemptRecord, Context, Insert, Provenance, Score, Span, TreeInfo, make_node

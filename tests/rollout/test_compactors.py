@@ -14,10 +14,9 @@ from ramify.base import registry
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.filler import filler, opening
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.compact import Entry, RecencyTruncate, Window
+from ramify.rollout.compact import Entry, RecencyTruncate, Window, compact_chat, readable, text_of
 from ramify.rollout.compactors import NEUTRAL, HeadTail, Hierarchical, LlmSummarize, first_words
 from ramify.rollout.rules import keywords
-from ramify.rollout.views import compact_chat, readable, text_of
 from ramify.testing import conformance
 from ramify.trace.message import Message
 

@@ -14,9 +14,9 @@ from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.env.builtin.household import HouseholdEnvironment, next_action
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.attempts import Attempt
-from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.fork import Fork, check_edit, compare, fork
 from ramify.rollout.run import Episodes
+from ramify.rollout.sampler import FailurePolicy
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Node, Provenance, Score

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.filler import filler, opening
+from ramify.methods.governance.carriage import survives, with_rule, without_rule
 from ramify.methods.governance.predicates import allows
 from ramify.methods.governance.standing_rules import scenarios
-from ramify.rollout.carriage import survives, with_rule, without_rule
-from ramify.rollout.compact import Entry, RecencyTruncate, Window
+from ramify.rollout.compact import Entry, RecencyTruncate, Window, compact_chat, readable_text, text_of
 from ramify.rollout.compactors import HeadTail, LlmSummarize
 from ramify.rollout.pins import PROVENANCE, Pin, Pins, RuleBrokenError, pin
 from ramify.rollout.rules import survival
-from ramify.rollout.views import compact_chat, readable_text, text_of
 from ramify.trace.message import Message
 
 RULE = "Only send email to recipients at acme.com."

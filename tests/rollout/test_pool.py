@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ramify.base.errors import RamifyError
-from ramify.rollout.pool import Pool, ProcessWorker
+from ramify.rollout.backends import Pool, ProcessWorker
 
 
 def test_a_free_worker_is_not_kept_waiting_behind_one_that_is_tried_alone() -> None:

@@ -23,9 +23,8 @@ from ramify.methods.cliffs.forks import Chances, ReplyForks
 from ramify.methods.cliffs.passk import pass_at_k
 from ramify.methods.cliffs.run import CARRY, AblatedCliff, Examined, ScanConfig, Scanned, TokenPair, ablate, examine, pairs, scan
 from ramify.model.protocol import Sampling
-from ramify.rollout.problems import TokenProblem
 from ramify.rollout.steps import ForksSpent
-from ramify.rollout.token_traces import TokenTrace
+from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.score.group import normalise
 from ramify.stats.drops import Counts, standard_error
 from ramify.stats.intervals import bootstrap

@@ -143,9 +143,9 @@ def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int =
 
     ``compactor`` is a harness's own function over messages in OpenAI's form (``compactor`` in ramify's integrations makes one
     from those of LangChain, LangMem, inspect, the OpenAI Agents SDK and AutoGen do), one of ramify's compactors, or either of
-    them wrapped by pins. ``options`` are those of :func:`ramify.rollout.carriage.survives`:
+    them wrapped by pins. ``options`` are those of :func:`ramify.methods.governance.carriage.survives`:
     ``budget``, ``history``, ``turns``, ``language``, ``seed``."""
-    from ramify.rollout.carriage import survives
+    from ramify.methods.governance.carriage import survives
 
     rules = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else rules
     if not all(isinstance(rule, str) for rule in (rules if isinstance(rules, list) else [rules])):

@@ -20,7 +20,7 @@ from typing import Any
 from ramify.base.errors import CellError, NeedsError, RamifyError
 from ramify.base.files import reason
 from ramify.base.registry import register
-from ramify.rollout.pool import LostWorkerError, Start
+from ramify.rollout.backends import LostWorkerError, Start
 from ramify.rollout.worker import THREADS, WorkerPlayer
 
 PATIENCE = 600.0
@@ -87,7 +87,7 @@ class RayWorker:
             raise LostWorkerError(f"Ray: {type(error).__name__}") from error
 
     async def call(self, message: bytes) -> bytes:
-        """See :class:`ramify.rollout.pool.Worker`."""
+        """See :class:`ramify.rollout.backends.Worker`."""
         try:
             answer: bytes = await self._actor.answer.remote(message)
         except self._ray.exceptions.RayError as error:
@@ -95,7 +95,7 @@ class RayWorker:
         return answer
 
     async def close(self) -> None:
-        """See :class:`ramify.rollout.pool.Worker`."""
+        """See :class:`ramify.rollout.backends.Worker`."""
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor)
 

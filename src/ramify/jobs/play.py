@@ -14,11 +14,10 @@ from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.function import AnyModel, FunctionModel
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
-from ramify.rollout.backends import Players, Unit
+from ramify.rollout.backends import Players, Unit, setup_message
 from ramify.rollout.compact import Compactor
 from ramify.rollout.components import AnySampling, any_environment, make_agent
 from ramify.rollout.fork import Fork, fork, interruptible
-from ramify.rollout.pool import setup_message
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import keep_template, open_episodes
 from ramify.trace.db import Run

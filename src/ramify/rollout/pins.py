@@ -17,9 +17,21 @@ from typing import Any, Literal
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
-from ramify.rollout.compact import Compactor, Entry, Window, leading
+from ramify.rollout.compact import (
+    Chat,
+    Compaction,
+    Compactor,
+    Entry,
+    Window,
+    approximate_tokens,
+    compact_chat,
+    leading,
+    readable,
+    readable_text,
+    text_of,
+    words_of,
+)
 from ramify.rollout.rules import Survival, contradicts, disputes, survival
-from ramify.rollout.views import Chat, Compaction, approximate_tokens, compact_chat, readable, readable_text, text_of, words_of
 from ramify.trace.message import Message
 
 _OPEN, _CLOSE = "[pinned ", "[/pinned]"
@@ -227,7 +239,7 @@ class PinKeeper:
     """A compactor that keeps pins: as a function over messages, as ``compact(history, budget)``,
     or as one of ramify's family (:attr:`part`).
 
-    ``records`` holds one :class:`ramify.rollout.views.Compaction` a call; ``rounds`` counts those that dropped something.
+    ``records`` holds one :class:`ramify.rollout.compact.Compaction` a call; ``rounds`` counts those that dropped something.
     """
 
     def __init__(self, pins: Pins, compactor: Any) -> None:
@@ -251,7 +263,7 @@ class PinKeeper:
 
     def compact(self, history: Chat, budget: int | None = None, **options: Any) -> list[dict[str, Any]]:
         """The view of ``history`` to send. ``budget`` holds for view and pins together. See
-        :func:`ramify.rollout.views.compact_chat`.
+        :func:`ramify.rollout.compact.compact_chat`.
 
         Raises UserError where the pins alone are larger than the budget.
         """

@@ -20,21 +20,44 @@ from ramify.base.ids import stable_hash
 from ramify.env.protocol import Env, Environment, Observation, Task, Volatile, tools_of
 from ramify.model.protocol import Sampling
 from ramify.rollout.agent import Agent
-from ramify.rollout.answering import Answering
 from ramify.rollout.attempts import Attempt, Draw, Turn, as_turn
 from ramify.rollout.edits import Change, taps_of
-from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.prompt import Prompts
 from ramify.rollout.record import Record
-from ramify.rollout.replay import check
-from ramify.rollout.sampler import Sampler, sample_key
+from ramify.rollout.sampler import FailurePolicy, Sampler, sample_key
 from ramify.rollout.shown import Position
-from ramify.rollout.stage import Stage
+from ramify.rollout.stage import Stage, check
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import FORK, RECORDED, ROLLOUT, AttemptRecord, Node, Provenance, Score
 from ramify.trace.tree import Tree
 from ramify.trace.view import TokenMessage
+
+_KIND = "answered"
+
+
+class Answering:
+    """What ``run`` knows of the server behind ``model``, if it is one. Middleware is looked through."""
+
+    def __init__(self, run: Run, model: Any) -> None:
+        while (inner := getattr(model, "inner", None)) is not None:
+            model = inner
+        self.run, self.model = run, model if hasattr(model, "answered") else None
+        self._kept = ""
+        if self.model is not None:
+            self._kept = next((str(entry.payload) for entry in run.journal(_KIND, self._key)), "")
+            self.model.answered = self._kept
+
+    @property
+    def _key(self) -> str:
+        return str(self.model.identity.weights)  # type: ignore[union-attr]  # called where there is a model
+
+    def keep(self) -> None:
+        """Store the name of who answered first."""
+        if self.model is not None and not self._kept and self.model.answered:
+            self._kept = self.model.answered
+            self.run.log(_KIND, self._key, self._kept)
+
 
 REPLAY = "replay"
 """Purpose of what only repeats recorded replies."""

@@ -8,10 +8,10 @@ What else happens while one continuation is made (a guard that steps in, a thoug
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, NeedsError
@@ -20,7 +20,31 @@ from ramify.base.ledger import Ledger
 from ramify.base.seeds import derive_key
 from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, require, require_splittable
 from ramify.model.streaming import Piece, Pieces, gathered, stream
-from ramify.rollout.failures import FailurePolicy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """Retries per component (provider, engine, env, tool, sandbox, scorer),
+    with exponential backoff; then the failure is recorded."""
+
+    retries: Mapping[str, int] = field(default_factory=lambda: {"provider": 2})
+    wait: float = 0.5
+    """Seconds before the first retry; doubled for each further one."""
+
+    async def call(self, action: Callable[[], Awaitable[T]]) -> T:
+        """Run ``action``, with the retries of the component that failed. Raises the last InfrastructureError."""
+        tries = 0
+        while True:
+            try:
+                return await action()
+            except InfrastructureError as error:
+                if error.final or tries >= self.retries.get(error.boundary, 0):
+                    raise
+                await asyncio.sleep(self.wait * 2**tries)
+                tries += 1
+
 
 SamplePosition = tuple[str | int, ...]
 """A position and the purpose of its samples: ids, names and indices, in order."""

@@ -33,8 +33,7 @@ from ramify.env.protocol import Task
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Completion, Model, Prefix, Sampling
 from ramify.model.rendered import laid_out
-from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import SamplePosition, Sampler, sampled_tokens
+from ramify.rollout.sampler import FailurePolicy, SamplePosition, Sampler, sampled_tokens
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import Limits
 from ramify.stats.intervals import Proportion

@@ -21,8 +21,7 @@ from ramify.methods.cliffs.forks import ReplyForks, sampler_logprobs
 from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
-from ramify.rollout.problems import TokenProblem
-from ramify.rollout.token_traces import TokenTrace, read_traces, trace_of, write_traces
+from ramify.rollout.token_traces import TokenProblem, TokenTrace, read_traces, trace_of, write_traces
 from ramify.stats.drops import Counts
 from tests.model.model_server import NAME, ModelServer, serving
 

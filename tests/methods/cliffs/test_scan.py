@@ -21,9 +21,8 @@ from ramify.methods.cliffs.forks import Chances, ReplyForks, StepForks
 from ramify.methods.cliffs.report import ablation_table
 from ramify.methods.cliffs.run import AblatedCliff, ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
-from ramify.rollout.problems import TokenProblem
 from ramify.rollout.steps import ForksSpent, step_trace
-from ramify.rollout.token_traces import TokenTrace
+from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 from tests.rollout.test_steps import played

@@ -12,7 +12,7 @@ import pytest
 from ramify.base.seeds import generator
 from ramify.methods.early_decision.record import CONTINUED, Study, StudyConfig, Written
 from ramify.methods.early_decision.report import build
-from ramify.rollout.problems import TokenProblem
+from ramify.rollout.token_traces import TokenProblem
 
 
 def made(folder: Path, outcomes: np.ndarray, pools: Sequence[str] = ()) -> Study:

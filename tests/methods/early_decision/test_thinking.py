@@ -20,8 +20,7 @@ from ramify.methods.early_decision.guards import SelfCheck
 from ramify.methods.early_decision.thinking import Marks, Thinking, ThinkingAnswer, Thought, cut_at, split_text, tokens_up_to
 from ramify.model.protocol import Completion, Identity, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
-from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import Policy, SamplePosition, Sampler, sample_key, token_ids
+from ramify.rollout.sampler import FailurePolicy, Policy, SamplePosition, Sampler, sample_key, token_ids
 
 OPEN, CLOSE, END = 10, 11, 12
 MARKS = Marks((OPEN,), (CLOSE,), (CLOSE,))

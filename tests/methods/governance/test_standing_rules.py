@@ -14,8 +14,8 @@ from ramify.methods.governance.calls import grade
 from ramify.methods.governance.predicates import forbids
 from ramify.methods.governance.standing_rules import CHANNELS, conversation, reader, scenarios, task_names, tools
 from ramify.model.protocol import Prefix, Sampling
+from ramify.rollout.compact import readable_text, text_of
 from ramify.rollout.rules import keywords, survival, values
-from ramify.rollout.views import readable_text, text_of
 from ramify.trace.message import Message
 
 ALL = scenarios(languages=LANGUAGES)

@@ -12,8 +12,8 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.integrations.environments.spec import import_package
 from ramify.integrations.harnesses.pinning import Rules, recorded, registry
+from ramify.rollout.compact import Compaction
 from ramify.rollout.pins import Pins, RuleBrokenError, is_block
-from ramify.rollout.views import Compaction
 
 _ROLES = {"human": "user", "ai": "assistant", "remove": "system"}
 
@@ -63,8 +63,8 @@ def keep_rules(rules: Rules, **options: Any) -> Any:
 def keep_rules_node(node: Any, rules: Rules, **options: Any) -> Any:
     """A node that summarises, such as LangMem's ``SummarizationNode``, with ``rules`` put back word for word into what it gives.
 
-    What comes back is a node as well; it has the registry as ``pins`` and one :class:`ramify.rollout.views.Compaction` a call in
-    ``records``. Raises NeedsError where LangChain is not installed.
+    What comes back is a node as well; it has the registry as ``pins`` and one :class:`ramify.rollout.compact.Compaction` a call
+    in ``records``. Raises NeedsError where LangChain is not installed.
     """
     import_package("langchain_core", "harnesses", "a node for LangGraph")
     from langchain_core.runnables import RunnableLambda

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ramify.rollout.compact import Compaction, compact_chat
 from ramify.rollout.pins import Pin, Pins
-from ramify.rollout.views import Compaction, compact_chat
 
 Rules = Pins | str | Pin | Iterable[str | Pin]
 

@@ -10,8 +10,8 @@ from typing import Any
 from ramify.integrations.harnesses.pinning import Rules, recorded, registry
 from ramify.integrations.inspect.logs import as_openai
 from ramify.integrations.inspect.writer import require_inspect
+from ramify.rollout.compact import Compaction
 from ramify.rollout.pins import without_blocks
-from ramify.rollout.views import Compaction
 from ramify.trace.message import compacted
 
 
@@ -19,7 +19,7 @@ def keep_rules(strategy: Any, rules: Rules, **options: Any) -> Any:
     """``strategy``, one of inspect's, with ``rules`` put back word for word after each compaction.
 
     The rules are those of :class:`ramify.rollout.pins.Pins` or one itself; ``options`` are that class's. The strategy that comes
-    back has the registry as ``pins``, and one :class:`ramify.rollout.views.Compaction` a compaction in ``records``. Raises
+    back has the registry as ``pins``, and one :class:`ramify.rollout.compact.Compaction` a compaction in ``records``. Raises
     NeedsError where inspect is not installed.
     """
     require_inspect()

@@ -16,12 +16,10 @@ from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScores, eos_of, require, require_splittable
-from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.potential import Forks, tally
-from ramify.rollout.problems import TokenProblem
-from ramify.rollout.sampler import SamplePosition, Sampler, token_ids
+from ramify.rollout.sampler import FailurePolicy, SamplePosition, Sampler, token_ids
 from ramify.rollout.steps import ForksSpent, Steps, StepTrace
-from ramify.rollout.token_traces import TokenTrace
+from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.score.judge import FunctionJudge, Item, Judge, judged, truth
 from ramify.stats.drops import Counts
 

@@ -50,9 +50,8 @@ from ramify.model.protocol import Sampling, eos_of
 from ramify.render.potential import potential_svg, potential_text
 from ramify.render.result import Result, Section, Verbatim, table
 from ramify.render.terminal import progress
-from ramify.rollout.problems import TokenProblem, read_problems
 from ramify.rollout.steps import ForksSpent
-from ramify.rollout.token_traces import TokenTrace, read_traces
+from ramify.rollout.token_traces import TokenProblem, TokenTrace, read_problems, read_traces
 from ramify.score.judge import find_judge
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run

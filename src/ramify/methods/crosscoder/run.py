@@ -29,8 +29,7 @@ from ramify.methods.crosscoder.record import CapturedFrom, KeptScores
 from ramify.methods.crosscoder.steer import StateChange, sample, static_vector
 from ramify.model.chat import RawTemplate
 from ramify.model.protocol import Sampling
-from ramify.rollout.problems import TokenProblem, read_problems
-from ramify.rollout.token_traces import TokenTrace
+from ramify.rollout.token_traces import TokenProblem, TokenTrace, read_problems
 from ramify.score.judge import Each, Item, Judge, find_judge, judged, truth
 from ramify.trace.db import Run
 
@@ -123,7 +122,7 @@ class States:
 
 
 def prompts(path: Path, models: Checkpoints, template: Any = None, longest: int = 0) -> list[TokenProblem]:
-    """Prompts of a file as :func:`ramify.rollout.problems.read_problems` reads them;
+    """Prompts of a file as :func:`ramify.rollout.token_traces.read_problems` reads them;
     ``template`` None leaves their text as it is.
 
     ``longest`` cuts a prompt after so many tokens, as the paper does (0: never). Raises UserError naming file and line.

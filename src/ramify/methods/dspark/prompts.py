@@ -14,7 +14,7 @@ from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.engine.local import LocalModel
 from ramify.model.chat import ChatTemplate, RawTemplate
 from ramify.model.rendered import laid_out
-from ramify.rollout.problems import read_problems
+from ramify.rollout.token_traces import read_problems
 from ramify.trace.context import seen, whole_tokens
 from ramify.trace.db import Run
 from ramify.trace.sources import run_folder

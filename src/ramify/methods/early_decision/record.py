@@ -22,7 +22,7 @@ from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
 from ramify.base.seeds import derive_key
-from ramify.rollout.problems import TokenProblem
+from ramify.rollout.token_traces import TokenProblem
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Record, Run
 from ramify.trace.foreign import root

@@ -41,8 +41,8 @@ from ramify.methods.early_decision.thinking import Marks, Thinking, split_text
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.components import check_trust
-from ramify.rollout.problems import read_problems
 from ramify.rollout.sampler import Sampler
+from ramify.rollout.token_traces import read_problems
 from ramify.score.judge import Jury
 from ramify.trace.connect import holds_run
 from ramify.trace.lines import at_place, field, read_lines

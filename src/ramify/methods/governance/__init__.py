@@ -17,16 +17,16 @@ COMPONENTS = {"judge": ("middleware",), "middleware": ("middleware",)}
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.governance.algorithm import summary as summary
+    from ramify.methods.governance.carriage import survives as survives
     from ramify.methods.governance.run import Bench as Bench
     from ramify.methods.governance.run import BenchConfig as BenchConfig
     from ramify.methods.governance.run import NamedModel as NamedModel
-    from ramify.rollout.carriage import survives as survives
+    from ramify.rollout.compact import Compaction as Compaction
+    from ramify.rollout.compact import compact_chat as compact_chat
     from ramify.rollout.pins import Pin as Pin
     from ramify.rollout.pins import PinKeeper as PinKeeper
     from ramify.rollout.pins import Pins as Pins
     from ramify.rollout.pins import pin as pin
-    from ramify.rollout.views import Compaction as Compaction
-    from ramify.rollout.views import compact_chat as compact_chat
 else:
     __all__, __getattr__ = public(
         __name__,
@@ -34,7 +34,7 @@ else:
             "run": "Bench BenchConfig NamedModel",
             "algorithm": "summary",
             "ramify.rollout.pins": "Pin PinKeeper Pins pin",
-            "ramify.rollout.views": "Compaction compact_chat",
-            "ramify.rollout.carriage": "survives",
+            "ramify.rollout.compact": "Compaction compact_chat",
+            "ramify.methods.governance.carriage": "survives",
         },
     )

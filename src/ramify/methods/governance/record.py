@@ -13,7 +13,7 @@ from typing import Any
 from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash, stable_hash
-from ramify.rollout.views import Compaction
+from ramify.rollout.compact import Compaction
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.message import Message

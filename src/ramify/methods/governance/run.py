@@ -22,16 +22,15 @@ from ramify.env.filler import LANGUAGES, filler
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, BenchReport, gate, summary
 from ramify.methods.governance.attack import note
 from ramify.methods.governance.calls import ReplyGrade, grade
+from ramify.methods.governance.carriage import with_rule, without_rule
 from ramify.methods.governance.record import BenchRow, CellLabels, begin, keep, rows_of
 from ramify.methods.governance.standing_rules import CHANNELS, Scenario, conversation, scenarios, task_names, tools
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Completion, Model, Prefix, Sampling
-from ramify.rollout.carriage import with_rule, without_rule
-from ramify.rollout.compact import DropOldest, reply, window_of
+from ramify.rollout.compact import Compaction, DropOldest, approximate_tokens, readable, readable_text, reply, text_of, window_of
 from ramify.rollout.pins import Pins
 from ramify.rollout.rules import Survival, survival
 from ramify.rollout.sampler import Sampler
-from ramify.rollout.views import Compaction, approximate_tokens, readable, readable_text, text_of
 from ramify.trace.db import Run
 from ramify.trace.message import Message, read_message
 

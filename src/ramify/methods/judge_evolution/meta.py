@@ -17,8 +17,7 @@ from ramify.base.seeds import generator
 from ramify.methods.judge_evolution.workspace import Files
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling
-from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import Sampler
+from ramify.rollout.sampler import FailurePolicy, Sampler
 from ramify.sandbox.protocol import Limits, Sandbox
 from ramify.score.judge import reply_to
 from ramify.trace.message import Message

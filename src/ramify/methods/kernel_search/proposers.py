@@ -21,8 +21,7 @@ from ramify.methods.kernel_search.transforms import transforms_for, variants
 from ramify.methods.kernel_search.wall import Code
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling
-from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import Sampler
+from ramify.rollout.sampler import FailurePolicy, Sampler
 from ramify.score.judge import reply_to
 from ramify.trace.lines import read_rows
 from ramify.trace.message import Message

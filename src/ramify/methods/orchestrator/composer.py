@@ -40,8 +40,8 @@ from ramify.methods.orchestrator.pool import MILLION, ModelPool, Rest, failure_o
 from ramify.methods.orchestrator.table import prompt_of, reward_of
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Completion, Model, Sampling, sampling_of
+from ramify.rollout.compact import approximate_tokens
 from ramify.rollout.sampler import Sampler, sampled_tokens
-from ramify.rollout.views import approximate_tokens
 from ramify.score.judge import Judge, reply_to
 from ramify.trace.db import Run
 from ramify.trace.message import Message

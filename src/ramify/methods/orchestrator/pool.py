@@ -26,9 +26,8 @@ from ramify.model.function import AnyModel, model_of
 from ramify.model.laid import Layout, TooLongError
 from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, context_of, eos_of, known_capabilities
 from ramify.model.streaming import Piece
-from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import SamplePosition, Sampler, sampled_tokens
-from ramify.rollout.views import approximate_tokens
+from ramify.rollout.compact import approximate_tokens
+from ramify.rollout.sampler import FailurePolicy, SamplePosition, Sampler, sampled_tokens
 from ramify.trace.message import Message
 
 FAILURES = {

@@ -30,7 +30,7 @@ from ramify.methods.orchestrator.settings import POSITION, RouterFitConfig
 from ramify.methods.orchestrator.views import call_of, call_text
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
-from ramify.rollout.views import approximate_tokens
+from ramify.rollout.compact import approximate_tokens
 from ramify.score.judge import Judge, find_judge
 from ramify.trace.db import Run
 from ramify.trace.message import Message

@@ -20,8 +20,7 @@ from ramify.methods.theory_loop.participants import SimulatedPeople
 from ramify.methods.theory_loop.proposer import AdvocateTurn, Experiment, LoopProblem, TheoryPool, TriedTheory, Verdict
 from ramify.methods.theory_loop.theories import ALLOWED, SAMPLE, Theory, theory_from
 from ramify.model.protocol import Completion, Grammar, Sampling
-from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import SamplePosition, Sampler
+from ramify.rollout.sampler import FailurePolicy, SamplePosition, Sampler
 from ramify.score.judge import reply_to
 from ramify.trace.message import Message
 

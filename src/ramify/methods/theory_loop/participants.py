@@ -19,8 +19,7 @@ from ramify.methods.theory_loop.bench import TheoryBench
 from ramify.methods.theory_loop.domain import Attendance, Data, Design, TheoryError, check_choices
 from ramify.methods.theory_loop.theories import find_theory
 from ramify.model.protocol import Sampling
-from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import Sampler
+from ramify.rollout.sampler import FailurePolicy, Sampler
 from ramify.score.judge import reply_to
 from ramify.trace.message import Message
 

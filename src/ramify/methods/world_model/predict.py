@@ -18,8 +18,7 @@ from ramify.methods.world_model.trajectories import EnvTrajectory
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling, context_of
 from ramify.model.rendered import laid_out
-from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import Sampler
+from ramify.rollout.sampler import FailurePolicy, Sampler
 from ramify.score.judge import reply_to
 from ramify.trace.message import Message
 

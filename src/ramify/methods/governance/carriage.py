@@ -11,9 +11,9 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
 from ramify.env.filler import filler, opening
+from ramify.rollout.compact import Chat, compact_chat, readable, readable_text
 from ramify.rollout.pins import PinKeeper
 from ramify.rollout.rules import keywords, survival, values
-from ramify.rollout.views import Chat, compact_chat, readable, readable_text
 
 
 @dataclass(frozen=True, slots=True)
