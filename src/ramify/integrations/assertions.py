@@ -29,6 +29,7 @@ def assert_conforms(kind: str, part: Any, **options: Any) -> None:
     passes its kind's conformance battery; ``options`` are the battery's."""
     if not isinstance(kind, str):
         raise UserError(f"a kind is named, as in assert_conforms('env', ...), and not {kind!r:.60}")
+    kind = conformance.known_kind(kind)
     found = conformance.check(kind, registry.named(kind, part) if isinstance(part, str) else part, **options)
     if found:
         listed = "; ".join(f"{problem.check}: {problem.message}" for problem in found)

@@ -1,8 +1,9 @@
 """Compaction: shortens the prompt when the history outgrows the window. The tree keeps the whole history.
 
 A compactor gets the messages a model would be shown and returns those it keeps, with new ones of its own between them. What the
-model then saw is stored with the node it sampled, as an explicit ``Context``, and training rows are built from that. Plain chats (lists of messages in
-OpenAI's form) are shortened by the same compactors, or by a harness's own function.
+model then saw is stored with the node it sampled, as an explicit ``Context``, and training rows are built from that.
+
+Plain chats (lists of messages in OpenAI's form) are shortened by the same compactors, or by a harness's own function.
 """
 
 from __future__ import annotations
