@@ -31,7 +31,8 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.dspark import bench, profile
 from ramify.methods.dspark.drafter_files import for_target
 from ramify.model.protocol import Prefix, Sampling
-from ramify.render.terminal import progress, table
+from ramify.render.terminal import progress
+from ramify.render.text import table
 from ramify.stats.intervals import bootstrap
 from ramify_experiments.dspark import domains
 from ramify_experiments.dspark.lab import GIVEN, DrafterLab

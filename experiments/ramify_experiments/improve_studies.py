@@ -35,7 +35,8 @@ from ramify.jobs.critic import SharedCritic, states_at
 from ramify.jobs.grown import gather_all
 from ramify.jobs.improve import ImproveConfig, Job
 from ramify.jobs.results import UpdateReport
-from ramify.render.terminal import say, table
+from ramify.render.terminal import say
+from ramify.render.text import table
 from ramify.rollout.backends import Player, Unit
 from ramify.score.credit.imitate import Imitate
 from ramify.score.credit.protocol import CreditGroup, CreditRule

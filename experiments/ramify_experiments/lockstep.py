@@ -17,8 +17,9 @@ import torch
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import uniforms
+from ramify.engine.batch import UNIT, ForwardBatch, padded
 from ramify.engine.cache import KVCache
-from ramify.engine.forward import UNIT, Forward, ForwardBatch, padded
+from ramify.engine.forward import Forward
 from ramify.env.protocol import Env, Environment, Task, close
 from ramify.model.chat import ChatTemplate
 from ramify.train.batch import Row

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ramify.base import version
+
 if TYPE_CHECKING:  # what type checkers and editors see; the names below are these
     from ramify.engine.local import LocalModel as LocalModel
     from ramify.env.protocol import Observation as Observation
@@ -27,7 +29,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; the names below are the
     from ramify.model.scripted import ScriptedModel as ScriptedModel
     from ramify.trace.db import Run as Run
 
-__version__ = "0.1.0"
+
+__version__ = version.VERSION
 
 #: Public names and the modules they load from.
 _NAMES: dict[str, str] = {

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from ramify.engine import local
-from ramify.engine.forward import Exactness, ForwardBatch, TinyForward, exactness, probe
+from ramify.engine.batch import ForwardBatch
+from ramify.engine.forward import Exactness, TinyForward, exactness, probe
 from ramify.engine.local import LocalModel
 from ramify.jobs.play import play
 from ramify.model.protocol import Completion, Prefix, Sampling

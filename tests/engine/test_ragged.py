@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.engine.batch import ForwardBatch
 from ramify.engine.cache import KVCache
-from ramify.engine.forward import Forward, ForwardBatch, TinyForward, exactness, probe
+from ramify.engine.forward import Forward, TinyForward, exactness, probe
 from ramify.engine.generic import HfForward
 
 from .helpers import VOCAB, tiny, tokens

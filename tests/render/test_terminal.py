@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ramify.base.errors import InterruptedRunError
-from ramify.render.terminal import emit, progress, sanitize, say, short, table
+from ramify.render.terminal import emit, progress, say, short
+from ramify.render.text import sanitize, table
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from ramify.methods.diagnose.loop import played
 from ramify.methods.diagnose.policy import RulePolicy, Weights
 from ramify.methods.diagnose.snapshot import Snapshot
 from ramify.methods.diagnose.tools import RepoTools
-from ramify.render.terminal import table
+from ramify.render.text import table
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits
 from ramify_experiments.diagnose.corpus import instances

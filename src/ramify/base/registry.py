@@ -39,6 +39,7 @@ KINDS = {
     "backend": "workers that attempts are played on",
     "method": "a published method",
     "assertion": "an assertion for tests of components and runs",
+    "renderer": "shows runs and results somewhere",
 }
 
 #: Kinds of which classes or functions are registered; of the others any record.
@@ -56,6 +57,7 @@ _CALLABLE = (
     "middleware",
     "player",
     "assertion",
+    "renderer",
 )
 
 #: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own
@@ -88,6 +90,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ramify.integrations.trainers.verl",
     ),
     "assertion": ("ramify.integrations.assertions",),
+    "renderer": ("ramify.web.notebook",),
 }
 
 _parts: dict[tuple[str, str], Any] = {}

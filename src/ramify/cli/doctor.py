@@ -17,6 +17,7 @@ from typing import Annotated
 
 from ramify.base import extras, plugins
 from ramify.base.errors import EXIT_FAILED
+from ramify.base.version import VERSION
 from ramify.kit import Verbs, option
 from ramify.render.result import Result, Section, table
 
@@ -125,10 +126,9 @@ def doctor(
 
 
 def _versions(found: Findings) -> None:
-    import ramify
 
     found.add("version", "python", "ok", f"{platform.python_version()} ({platform.system()} {platform.machine()})")
-    found.add("version", "ramify", "ok", ramify.__version__)
+    found.add("version", "ramify", "ok", VERSION)
     for name in CORE:
         found.look("version", name, lambda name=name: importlib.metadata.version(name))  # type: ignore[misc]
 

@@ -16,6 +16,7 @@ from ramify.base import registry
 from ramify.base.errors import EXIT_FAILED, RamifyError, UserError, nearest
 from ramify.base.extras import needed
 from ramify.base.files import refusal
+from ramify.base.version import VERSION
 from ramify.cli.methods import method_app, method_path, summary
 from ramify.kit import Verbs, call
 
@@ -46,9 +47,8 @@ NAMED = ("--out", "--run", "--record")
 
 
 def _version() -> str:
-    import ramify
 
-    return f"ramify {ramify.__version__}"
+    return f"ramify {VERSION}"
 
 
 def command_line(called: str | None = None) -> Verbs:
@@ -126,7 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _complain(sentence: str, code: int, more: str = "") -> int:
     """Print ``sentence`` on one line, whatever it quotes, then the lines of ``more``."""
     from ramify.base.secrets import redact
-    from ramify.render.terminal import sanitize, say
+    from ramify.render.terminal import say
+    from ramify.render.text import sanitize
 
     say("ramify: " + sanitize(redact(sentence), flatten=True))
     if more:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.engine.forward import CHUNK, Exactness, Forward, ForwardBatch, threads_for
+from ramify.engine.batch import ForwardBatch
+from ramify.engine.forward import CHUNK, Exactness, Forward, threads_for
 from ramify.engine.grammar import shapes_after
 from ramify.engine.sampling import Picked, pick
 from ramify.engine.scheduler import Scheduler

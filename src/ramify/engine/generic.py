@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.engine.batch import ForwardBatch, padded
 from ramify.engine.cache import KVCache
-from ramify.engine.forward import ForwardBatch, padded
 from ramify.engine.sharing import shared_rows
 from ramify.engine.tiny import Tap
 

@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from ramify.base.errors import InfrastructureError, NeedsError, RamifyError, UserError
 from ramify.engine.adapters import add_adapter, is_adapter, whole_folder
+from ramify.engine.batch import UNIT
 from ramify.engine.cache import KVCache
 from ramify.engine.core import EngineCore
 from ramify.engine.drafters import Drafter, load_drafter
-from ramify.engine.forward import UNIT, Exactness, Forward, TinyForward, exactness
+from ramify.engine.forward import Exactness, Forward, TinyForward, exactness
 from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.generation import read_generation
 from ramify.engine.grammar import Grammars

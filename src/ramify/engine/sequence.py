@@ -14,7 +14,26 @@ from ramify.model.protocol import Sampling
 
 if TYPE_CHECKING:
     from ramify.engine.grammar import Shaper
-    from ramify.engine.speculate import DraftState
+
+
+@dataclass(slots=True)
+class DraftState:
+    """The speculator's state of one sequence."""
+
+    keys: tuple[int, ...]
+    """Of its uniforms, one for each of ``PURPOSES``, where verification needs them."""
+    uniforms: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
+    """By anchor from ``since``, purpose and drafted token, [at most AHEAD, purposes, block]."""
+    since: int = 0
+    featured: int = 0
+    """Leading positions whose features are in the cache."""
+    absorbed: int = 0
+    """Of them those whose draft-layer keys and values are, too."""
+
+    def ran(self, start: int, count: int) -> None:
+        """The features of ``count`` positions from ``start`` are in the cache; they count where those before them are, too."""
+        if self.featured == start:
+            self.featured += count
 
 
 @dataclass(slots=True)

@@ -43,9 +43,9 @@ from ramify.engine.tiny import Tap
 from ramify.engine.verify import coupled, rejection
 
 if TYPE_CHECKING:
+    from ramify.engine.batch import ForwardBatch
     from ramify.engine.drafters import Drafter
-    from ramify.engine.forward import ForwardBatch
-    from ramify.engine.sequence import Sequence
+    from ramify.engine.sequence import DraftState, Sequence
 
 PURPOSES = ("draft", "accept")
 """The other uses of uniforms in a round, besides the tokens."""
@@ -53,26 +53,6 @@ STRIDE = 256
 """Counter values of one anchor; more than any block."""
 AHEAD = 48
 """Anchors whose uniforms are made at once."""
-
-
-@dataclass(slots=True)
-class DraftState:
-    """The speculator's state of one sequence."""
-
-    keys: tuple[int, ...]
-    """Of its uniforms, one for each of ``PURPOSES``, where verification needs them."""
-    uniforms: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
-    """By anchor from ``since``, purpose and drafted token, [at most AHEAD, purposes, block]."""
-    since: int = 0
-    featured: int = 0
-    """Leading positions whose features are in the cache."""
-    absorbed: int = 0
-    """Of them those whose draft-layer keys and values are, too."""
-
-    def ran(self, start: int, count: int) -> None:
-        """The features of ``count`` positions from ``start`` are in the cache; they count where those before them are, too."""
-        if self.featured == start:
-            self.featured += count
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,16 +6,14 @@ Axis legend: M batch rows, D width, H query heads, G key/value heads, E head siz
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.engine.batch import ForwardBatch
 from ramify.engine.tiny import Tap, TinyConfig, rotary_tables
-
-if TYPE_CHECKING:
-    from ramify.engine.forward import ForwardBatch
 
 SOON = 1 << 16
 """Positions whose rotary tables are made at once; a context that a config.json merely claims costs nothing."""

@@ -51,7 +51,7 @@ class Diagnose:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say where."""
         if self.lines:
-            from ramify.render.terminal import sanitize
+            from ramify.render.text import sanitize
 
             terminalreporter.section("ramify: where the bug may be (rules, no model)")
             for line in self.lines:

@@ -198,7 +198,7 @@ def _sentence(found: Callable[..., None]) -> Callable[..., None]:
     """``found``, failing with one line fit for a terminal: what it quotes of a run or a file may be a third party's text."""
     from ramify.base.errors import RamifyError
     from ramify.base.secrets import redact
-    from ramify.render.terminal import sanitize
+    from ramify.render.text import sanitize
 
     @functools.wraps(found)
     def asserted(*args: Any, **options: Any) -> None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-import ramify
 from ramify.base import registry
 from ramify.base.config import check, load
 from ramify.base.errors import RamifyError, UserError
@@ -27,6 +26,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.plugins import source_of
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
+from ramify.base.version import VERSION
 from ramify.base.words import plural
 from ramify.engine.checkpoints import adapter_of, load_model, model_folder, save_model, weights_of
 from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task, close
@@ -280,7 +280,7 @@ class Job:
         tasks = {"train": self.train_task_set.hash, "eval": self.eval_task_set.hash}
         rule = self.rules[self.config.arm]
         own = {} if type(rule).__module__.startswith("ramify.") else {"credit rule": stable_hash(source_of(type(rule)))}
-        return {"version": ramify.__version__, "weights": self.weights, **tasks, **own} | components.template_entry(self.template)
+        return {"version": VERSION, "weights": self.weights, **tasks, **own} | components.template_entry(self.template)
 
     def trainer(self, config: TrainConfig) -> Trainer:
         """A trainer of the current agent, which is the starting one: of its adapter alone where it has one or is to get one."""

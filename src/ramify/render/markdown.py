@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ramify.render.numbers import cell
-from ramify.render.terminal import sanitize
+from ramify.render.text import sanitize
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

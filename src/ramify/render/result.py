@@ -180,7 +180,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
 
 def to_text(sections: Iterable[Section]) -> str:
     """For the terminal: tables, paragraphs and code."""
-    from ramify.render.terminal import table as grid
+    from ramify.render.text import table as grid
 
     blocks: list[str] = []
     for section in sections:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-import ramify
 from ramify.base import registry
 from ramify.base.budget import Budget
 from ramify.base.errors import BudgetSpentError, InfrastructureError, RamifyError, UserError
 from ramify.base.files import reason
+from ramify.base.version import VERSION
 from ramify.base.waiting import EventLoop
 from ramify.env.protocol import Task
 from ramify.rollout.attempts import Attempt, Draw, as_turn
@@ -278,7 +278,7 @@ def setup_message(factory: str, settings: object, seed: int, weights: str) -> by
     environment = {name: value for name, value in os.environ.items() if name in ("RAMIFY_NO_REAL_CALLS", "RAMIFY_PLUGINS")}
     header = {
         "do": "setup",
-        "version": ramify.__version__,
+        "version": VERSION,
         "factory": factory,
         "settings": settings,
         "seed": seed,

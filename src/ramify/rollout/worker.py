@@ -21,11 +21,11 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-import ramify
 from ramify.base import errors
 from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.plugins import find_attribute
+from ramify.base.version import VERSION
 from ramify.env.protocol import Environment, Task
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
@@ -222,8 +222,8 @@ class WorkerPlayer:
     def _setup(self, header: Mapping[str, Any]) -> None:
         """Make the parts with ``factory`` (``module:attribute``).
         Raises UserError where code or agent are others than the collector's."""
-        if header["version"] != ramify.__version__:
-            raise UserError(f"a worker has ramify {ramify.__version__}, the collector {header['version']}: install the same")
+        if header["version"] != VERSION:
+            raise UserError(f"a worker has ramify {VERSION}, the collector {header['version']}: install the same")
         os.environ.update(header["environment"])
         sys.path += [folder for folder in header["path"] if folder not in sys.path and os.path.isdir(folder)]
         for name in THREADS:  # read when torch is loaded, below

@@ -23,6 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from ramify.base import registry
 from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, NeedsError, UserError, nearest
 from ramify.base.files import reason
@@ -225,6 +226,23 @@ class Pattern(Each):
     async def one(self, item: Item) -> bool:
         """Whether the text holds it."""
         return self._found.search(item.text) is not None
+
+
+def plain(text: str) -> str:
+    """``text`` with case and runs of whitespace made equal, for comparing."""
+    return " ".join(text.split()).casefold()
+
+
+class Equals(Each):
+    """``equals:TEXT``: the text is another, up to case and whitespace."""
+
+    def __init__(self, text: str) -> None:
+        self._wanted = plain(text)
+        self.name, self.identity = f"equals:{text}", stable_hash("judge", "equals", 1, self._wanted)
+
+    async def one(self, item: Item) -> bool:
+        """Whether they are one."""
+        return plain(item.text) == self._wanted
 
 
 class _Gate:
@@ -569,6 +587,10 @@ def agreement(votes: Mapping[str, Sequence[Value]]) -> dict[str, Proportion | No
 # -- by name
 
 
+MATCHERS = ("exact", "number", "boxed")
+"""Registered judges that compare with the task's answer; uses that take only some kinds may name them."""
+
+
 def _members(argument: str) -> list[str]:
     try:
         return list(map(str, json.loads(argument))) if argument.startswith("[") else [one.strip() for one in argument.split(",")]
@@ -608,25 +630,23 @@ def find_judge(
     def command(argument: str) -> Judge:
         return CommandJudge(FilePath(argument), 10.0 if seconds is None else seconds)
 
-    from ramify.score.match import Boxed, Equals, ExactMatch, NumberMatch
-
-    plain: dict[str, Callable[[], Judge]] = {"exact": ExactMatch, "number": NumberMatch, "boxed": Boxed}
     made: dict[str, Callable[[str], Judge]] = {"regex": Pattern, "equals": Equals, "cmd": command, "jury": jury}
     made |= {"judge": model_judge(question, opener)}
-    known = [name for name in (*(kinds or {}), *plain, *made, "python", "factory") if only is None or name in only]
+    known = [name for name in (*(kinds or {}), *MATCHERS, *made, "python", "factory") if only is None or name in only]
     if word in known:
         if own is not None:
             return FunctionJudge(own_function(spec, *takes), takes, seconds, spec)
         if kinds is not None and kind in kinds:
             return kinds[kind](argument)
-        if spec in plain:
-            return plain[spec]()
+        if spec in MATCHERS:
+            matcher: Judge = registry.named("judge", spec)
+            return matcher
         if kind in made and argument:
             return made[kind](argument)
-        raise UserError(f"unknown {what} '{spec}': '{kind}' {'takes no' if kind in plain else 'needs an'} argument after a colon")
+        raise UserError(
+            f"unknown {what} '{spec}': '{kind}' {'takes no' if kind in MATCHERS else 'needs an'} argument after a colon"
+        )
     if only is None:
-        from ramify.base import registry
-
         registered = registry.names("judge")
         if kind in registered:
             found: Judge = registry.named("judge", spec)

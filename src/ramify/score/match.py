@@ -9,7 +9,7 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
-from ramify.score.judge import Each, Item, Judgement
+from ramify.score.judge import Each, Item, Judgement, plain
 
 _NUMBER = re.compile(
     r"""(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))  # 42, 1,234, or nothing before .5
@@ -42,11 +42,6 @@ def last_boxed(text: str) -> str | None:
                 return text[start + 7 : at]
         start = text.rfind("\\boxed{", 0, start)
     return None
-
-
-def plain(text: str) -> str:
-    """``text`` with case and runs of whitespace made equal, for comparing."""
-    return " ".join(text.split()).casefold()
 
 
 class _Match(Each):
@@ -125,15 +120,3 @@ class Boxed(_Match):
             return False
         values = [last_number(side) for side in sides]
         return values[0] is not None and values[0] == values[1]
-
-
-class Equals(Each):
-    """``equals:TEXT``: the text is another, up to case and whitespace."""
-
-    def __init__(self, text: str) -> None:
-        self._wanted = plain(text)
-        self.name, self.identity = f"equals:{text}", stable_hash("judge", "equals", 1, self._wanted)
-
-    async def one(self, item: Item) -> bool:
-        """Whether they are one."""
-        return plain(item.text) == self._wanted

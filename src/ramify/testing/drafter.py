@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ramify.base.problem import Problem
+from ramify.engine.batch import UNIT
 from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter, Drafts
-from ramify.engine.forward import UNIT
 from ramify.testing.probe import run_checks
 
 FIRST = 2

@@ -25,11 +25,11 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-import ramify
 from ramify.base import codec, notebook
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import whole_file
 from ramify.base.ids import stable_hash
+from ramify.base.version import VERSION
 from ramify.trace import schema
 from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
@@ -209,7 +209,7 @@ class Run:
         Raises UserError when the folder holds a run already, when another process writes there, or when it cannot be made.
         """
         folder = FilePath(path)
-        meta = {"ramify": ramify.__version__, "config": dict(config), OWNER: this_user() if own else ""}
+        meta = {"ramify": VERSION, "config": dict(config), OWNER: this_user() if own else ""}
         meta |= {key: value for key, value in (("verb", kind), ("parts", dict(parts or {}))) if value}
         rows = [(key, schema.to_json(value, f"the {key} of the run")) for key, value in meta.items()]
         try:

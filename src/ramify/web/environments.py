@@ -25,8 +25,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-import ramify
 from ramify.base.errors import InfrastructureError, RamifyError, UserError, nearest
+from ramify.base.version import VERSION
 from ramify.env.protocol import Env, Environment, Observation, Task, close, tools_of
 from ramify.trace.message import write_call
 from ramify.web.limits import RefusedRequestError, error_handlers, read_json
@@ -101,7 +101,7 @@ class EnvironmentApi:
 
     async def _metadata(self, request: Request) -> Response:
         about = f"An environment of ramify with {len(self.tasks)} tasks."
-        return JSONResponse({"name": self.environment.name, "description": about, "version": ramify.__version__})
+        return JSONResponse({"name": self.environment.name, "description": about, "version": VERSION})
 
     async def _schema(self, request: Request) -> Response:
         text = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ramify.base.registry import register
 from ramify.render.escape import visible
 from ramify.render.result import Result, to_html
 from ramify.render.svg import clip
@@ -23,6 +24,7 @@ MOST_PAGE = 8 << 20
 _MOST_STEPS = 300
 
 
+@register("renderer", "notebook")
 @functools.singledispatch
 def shown(value: object) -> str:
     """``value`` as HTML. Raises TypeError where it is nothing that a notebook shows."""

@@ -32,7 +32,7 @@ from ramify.methods.crosscoder.algorithm import (
 )
 from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, encode_rows
 from ramify.methods.crosscoder.record import Confirmed, Steering, SteeringOutcome
-from ramify.methods.crosscoder.steer import StateChange
+from ramify.methods.crosscoder.steer import StateChange, change_of, random_change
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
 from ramify.stats.ranking import auroc
@@ -228,14 +228,14 @@ def test_random_sets_have_the_norms_and_the_length_of_the_set() -> None:
     codes = np.abs(rng.normal(size=(5, 10))).astype(np.float32)
     codes[3] = 0
     cell = Steering((0, 1), "scale", 4)
-    change = cell.change(d, codes)
-    first, again, other = (cell.random(d, codes, 0, completion) for completion in (0, 0, 1))
+    change = change_of(cell, d, codes)
+    first, again, other = (random_change(cell, d, codes, 0, completion) for completion in (0, 0, 1))
     assert np.array_equal(first.delta, again.delta)
     assert not np.allclose(first.delta, other.delta)
     assert np.linalg.norm(first.delta, axis=1) == pytest.approx(np.linalg.norm(change.delta, axis=1), rel=1e-5)
     assert not first.delta[3].any()  # nothing fires there, so nothing is added there
     assert np.linalg.matrix_rank(first.delta) == 2  # two directions, mixed by each prompt's own activations
-    shared = [Steering(features, "clamp", 1e6).random(d, codes * 0, 0, 0) for features in ((0,), (0, 1), (1,))]
+    shared = [random_change(Steering(features, "clamp", 1e6), d, codes * 0, 0, 0) for features in ((0,), (0, 1), (1,))]
     assert (
         np.linalg.matrix_rank(np.stack([one.delta[0] for one in shared]), tol=1) == 2
     )  # a feature's direction is one in every set

@@ -15,7 +15,7 @@ from ramify.methods.forensics.filtered import Filtered
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.score.match import Equals
+from ramify.score.judge import Equals
 from ramify.trace.message import Message
 
 SETTINGS = Sampling(max_tokens=200)

@@ -13,7 +13,8 @@ import pytest
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, counted, crossing, decay, gate, mixture, rates, summary, unclean
-from ramify.methods.governance.attack import FRAMINGS, candidates, note, search
+from ramify.methods.governance.attack import candidates, search
+from ramify.methods.governance.notes import FRAMINGS, note
 from ramify.methods.governance.record import KIND, BenchRow, begin, keep, read_rows
 from ramify.methods.governance.run import Bench, BenchConfig, Cell, NamedModel, report, with_note
 from ramify.methods.governance.standing_rules import reader, scenarios

@@ -31,6 +31,7 @@ from ramify.base.waiting import wait_for
 from ramify.env.protocol import CHAT, AnyTasks, Env, Observation, Task, TaskSet, chat_of, task_set_of
 from ramify.env.tools import GATE, RUNS, Ask, ToolGate, ask_person, check_effect, declared_name, effect_of
 from ramify.integrations.environments.tools import as_text, check_prompt
+from ramify.integrations.harnesses.frameworks import runner
 from ramify.integrations.harnesses.worktrees import PLACE, Worktree, base_commit
 from ramify.score.match import ExactMatch
 from ramify.trace.message import Message, ToolCall, plain, read_message, split_reply
@@ -491,8 +492,6 @@ class AgentEpisode:
             if self._tree is not None:
                 run = partial(self._tree.run, self._environment.command)
             if self._environment.makes:
-                from ramify.integrations.harnesses.frameworks import runner
-
                 run = runner(run(url), self)
             answer = run(prompt, url)
             if inspect.isawaitable(answer):

@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.plugins import takes
-from ramify.env.tools import declared_name, effect_of
+from ramify.env.tools import ToolGate, declared_name, effect_of
 from ramify.trace.message import plain
-
-if TYPE_CHECKING:
-    from ramify.integrations.harnesses.agents import AgentEpisode
 
 Runner = Callable[[str, str], Any]
 """(prompt, url) -> the answer, or something awaitable of it."""
 
 
-def runner(made: Any, episode: AgentEpisode) -> Runner:
+class GuardedEpisode(Protocol):
+    """What an agent's start needs of its episode."""
+
+    token: str
+    """Names the episode's endpoint."""
+    max_turns: int
+    effects: dict[str, str]
+    """What each tool declares that it does to the world."""
+    seen: set[str]
+    """Tools whose calls pass the gate."""
+    gate: ToolGate
+
+
+def runner(made: Any, episode: GuardedEpisode) -> Runner:
     """What runs the agent object that a person's function made. Raises UserError on one of no kind that is known."""
     if hasattr(made, "nodes") and hasattr(made, "ainvoke"):
         return _graph(made, episode)
@@ -40,7 +50,7 @@ def runner(made: Any, episode: AgentEpisode) -> Runner:
 # -- LangChain and LangGraph
 
 
-def _graph(graph: Any, episode: AgentEpisode) -> Runner:
+def _graph(graph: Any, episode: GuardedEpisode) -> Runner:
     nodes = list(_tool_nodes(graph, set()))
     tools = [tool for node in nodes for tool in node.tools_by_name.values()]
     for node in nodes:
@@ -84,7 +94,7 @@ def _tool_nodes(runnable: Any, met: set[int]) -> Iterator[Any]:
         yield from _tool_nodes(one, met)
 
 
-def _guard_node(node: Any, episode: AgentEpisode) -> None:
+def _guard_node(node: Any, episode: GuardedEpisode) -> None:
     """Let every call of a tool node's tools pass the gate. Raises UserError on a LangGraph that runs tools in another way."""
     if getattr(node, "_ramify", None) is not None:
         raise UserError(
@@ -171,7 +181,7 @@ def _read(given: Mapping[str, Any], call: str) -> Any:
 # -- the OpenAI Agents SDK
 
 
-def _sdk(agent: Any, episode: AgentEpisode) -> Runner:
+def _sdk(agent: Any, episode: GuardedEpisode) -> Runner:
     _guard_agent(agent, episode, set())
 
     async def run(prompt: str, url: str) -> Any:
@@ -188,7 +198,7 @@ def _sdk(agent: Any, episode: AgentEpisode) -> Runner:
     return run
 
 
-def _guard_agent(agent: Any, episode: AgentEpisode, met: set[int]) -> None:
+def _guard_agent(agent: Any, episode: GuardedEpisode, met: set[int]) -> None:
     """Let the tools of an agent and of those it hands off to pass the gate.
     An agent that is a tool passes it with its own tools."""
     if id(agent) in met:
@@ -229,7 +239,7 @@ def _function(tool: Any) -> Any:
     return next((one for one in vars(made).values() if effect_of(one)), None)
 
 
-def _guarded_tool(tool: Any, name: str, episode: AgentEpisode, declared: str) -> Any:
+def _guarded_tool(tool: Any, name: str, episode: GuardedEpisode, declared: str) -> Any:
     import copy
 
     run: Callable[[Any, str], Awaitable[Any]] = tool.on_invoke_tool

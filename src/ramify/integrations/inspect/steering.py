@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ramify.methods.crosscoder.dictionary import Dictionary
     from ramify.methods.crosscoder.record import Steering
     from ramify.methods.crosscoder.run import Checkpoints
+    from ramify.methods.crosscoder.steer import change_of
 
 
 def inspect_steering(
@@ -65,8 +66,8 @@ def inspect_steering(
     cell = (
         Steering(tuple(features), "scale", gain) if gain is not None else Steering(tuple(features), "clamp", float(clamp or 0.0))
     )
-    cell.change(
-        made, np.zeros((1, made.config.features), np.float32), "ab".index(target)
+    change_of(
+        cell, made, np.zeros((1, made.config.features), np.float32), "ab".index(target)
     )  # features that are not there are refused now
     names = tuned or about.tuned, base or about.base
     models = Checkpoints.open(*names, about.layer, about.other_tokenizer)
@@ -118,16 +119,16 @@ class _Steered:
 
         from ramify.methods.crosscoder.dictionary import encode_rows
         from ramify.methods.crosscoder.run import capture
-        from ramify.methods.crosscoder.steer import sample
+        from ramify.methods.crosscoder.steer import change_of, random_change, sample
         from ramify.model.rendered import laid_out
 
         messages = [as_message(message, f"sample {state.sample_id!r}") for message in state.messages]
         ids = np.asarray(laid_out(self.template, [(message.role, message.written()) for message in messages]), np.int32)
         states = capture(self.models, [ids])
         codes, cell = encode_rows(self.made, states), self.cell
-        change = cell.change(self.made, codes, self.at)
+        change = change_of(cell, self.made, codes, self.at)
         if self.random is not None:
-            change = cell.random(self.made, codes, self.seed, self.random, self.at)
+            change = random_change(cell, self.made, codes, self.seed, self.random, self.at)
         key = derive_key(self.seed, "inspect", str(state.sample_id), state.epoch)
         (reply,) = await sample(self.model, [ids], self.models.layer, change, self.settings, key)
         tokens = [] if reply.tokens is None else [int(token) for token in reply.tokens]

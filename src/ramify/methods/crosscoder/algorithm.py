@@ -16,7 +16,7 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows, latent_scaling
 from ramify.methods.crosscoder.record import Confirmed, Owned, RankedFeature, Steering, SteeringOutcome
-from ramify.methods.crosscoder.steer import StateChange, along, random_like, reachless, reconstruct
+from ramify.methods.crosscoder.steer import StateChange, along, change_of, random_change, random_like, reachless, reconstruct
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
 from ramify.stats.ranking import auroc
@@ -176,7 +176,7 @@ def search(
     codes, clean = encode_rows(dictionary, states), score(None)
     out = []
     for cell in cells:
-        change = cell.change(dictionary, codes, target)
+        change = change_of(cell, dictionary, codes, target)
         # nothing is added, so nothing is run: the clean score is the score
         scored = score(change) if change.moved.any() else clean
         out.append(outcome(cell.name, clean, scored, change, states[:, target]))
@@ -210,7 +210,7 @@ def confirm(
     means, which is the strongest simple baseline. Then the reconstruction. States are [N, M, D].
     """
     clean, own = score(None), states[:, target]
-    change = cell.change(dictionary, encode_rows(dictionary, states), target)
+    change = change_of(cell, dictionary, encode_rows(dictionary, states), target)
     changes = {cell.name: change}
     changes |= {f"random {i}": random_like(change, seed, i) for i in range(randoms)}
     changes |= _controls(dictionary, states, change, directions, target)
@@ -254,9 +254,9 @@ def confirm_sets(
         if len(cells) == 1:
             return cells[0]
         changes = [
-            cell.change(dictionary, codes[0], target)
+            change_of(cell, dictionary, codes[0], target)
             if completion is None
-            else cell.random(dictionary, codes[0], seed, completion, target)
+            else random_change(cell, dictionary, codes[0], seed, completion, target)
             for cell in cells
         ]
         own = states[0][:, target]
@@ -269,7 +269,7 @@ def confirm_sets(
     sampled = [
         {
             name: confirmed(
-                f"random {completion}", choose(cells, completion).random(dictionary, codes[1], seed, completion, target)
+                f"random {completion}", random_change(choose(cells, completion), dictionary, codes[1], seed, completion, target)
             )
             for name, cells in groups.items()
         }
@@ -278,7 +278,7 @@ def confirm_sets(
     tops = [max(row.lift for row in completion.values()) for completion in sampled]
     rows = {}
     for name, cell in chosen.items():
-        change = cell.change(dictionary, codes[1], target)
+        change = change_of(cell, dictionary, codes[1], target)
         others = _controls(dictionary, states[1], change, directions, target)
         controls = [confirmed(label, one) for label, one in others.items()]
         rows[name] = (confirmed(cell.name, change), *(completion[name] for completion in sampled), *controls)

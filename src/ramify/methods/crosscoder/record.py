@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import Literal
 
 from ramify.methods.crosscoder.settings import FitConfig
-
-if TYPE_CHECKING:
-    from ramify.methods.crosscoder.dictionary import Dictionary
-    from ramify.methods.crosscoder.steer import StateChange
 
 
 @dataclass(frozen=True)
@@ -136,20 +130,6 @@ class Steering:
     def name(self) -> str:
         """Such as ``scale 32 of 11``."""
         return f"{self.mode} {self.amount:g} of {','.join(map(str, self.features))}"
-
-    def change(self, dictionary: Dictionary, codes: np.ndarray, target: int = 0) -> StateChange:
-        """What it adds at prompts with these activations [N, F]."""
-        from ramify.methods.crosscoder.steer import clamp, scale
-
-        return (scale if self.mode == "scale" else clamp)(dictionary, codes, self.features, self.amount, target)
-
-    def random(self, dictionary: Dictionary, codes: np.ndarray, seed: int, completion: int, target: int = 0) -> StateChange:
-        """The same with a random direction of the same norm instead of each feature's, as long at each prompt as the change."""
-        from ramify.methods.crosscoder.steer import random_set
-
-        active = codes[:, list(self.features)]
-        amounts = (self.amount - 1) * active if self.mode == "scale" else self.amount - active
-        return random_set(dictionary, amounts, self.features, self.change(dictionary, codes, target), seed, completion, target)
 
 
 @dataclass(frozen=True, slots=True)

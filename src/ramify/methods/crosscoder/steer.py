@@ -25,6 +25,7 @@ from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.engine.taps import Edit, Taps
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows
+from ramify.methods.crosscoder.record import Steering
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.rollout.sampler import Sampler
 
@@ -195,3 +196,18 @@ def patched(module: nn.Module, layer: int, delta: np.ndarray | Tensor, positions
         yield
     finally:
         handle.remove()
+
+
+def change_of(cell: Steering, dictionary: Dictionary, codes: np.ndarray, target: int = 0) -> StateChange:
+    """What a way to steer adds at prompts with these activations [N, F]."""
+    return (scale if cell.mode == "scale" else clamp)(dictionary, codes, cell.features, cell.amount, target)
+
+
+def random_change(
+    cell: Steering, dictionary: Dictionary, codes: np.ndarray, seed: int, completion: int, target: int = 0
+) -> StateChange:
+    """The same with a random direction of the same norm instead of each feature's, as long at each prompt as the change."""
+    active = codes[:, list(cell.features)]
+    amounts = (cell.amount - 1) * active if cell.mode == "scale" else cell.amount - active
+    change = change_of(cell, dictionary, codes, target)
+    return random_set(dictionary, amounts, cell.features, change, seed, completion, target)

@@ -279,6 +279,7 @@ def _studied(
     from ramify.methods.crosscoder.algorithm import best, confirm, confirm_sets, corrected, no_reach, search, sets_best
     from ramify.methods.crosscoder.run import CachedScores
     from ramify.methods.crosscoder.run import capture as capture_states
+    from ramify.methods.crosscoder.steer import change_of
 
     target = "ab".index(options.target)
     scores = [CachedScores(models, target, part, **scoring) for part in parts]
@@ -290,7 +291,7 @@ def _studied(
             "nothing to try: no feature of the partition is higher on the tool corpus, or neither gains nor clamps are given"
         )
     for cell in cells:  # a feature that does not exist is known before any prompt is run
-        cell.change(made, np.zeros((1, made.config.features), np.float32), target)
+        change_of(cell, made, np.zeros((1, made.config.features), np.float32), target)
     warning = no_reach(made, cells, target)
     bar.begin(0, phase="search")
     found = search(made, at[0], scores[0], cells, target)
@@ -357,14 +358,14 @@ def _windows(
     """Scores at every budget: both models clean and reconstructed (spillover), and the chosen cell."""
     from ramify.methods.crosscoder.dictionary import encode_rows
     from ramify.methods.crosscoder.run import CachedScores
-    from ramify.methods.crosscoder.steer import reconstruct
+    from ramify.methods.crosscoder.steer import change_of, reconstruct
 
     found: dict[str, tuple[float, ...]] = {}
     for model, name in enumerate(("tuned", "base")):
         scores = CachedScores(models, model, problems, **scoring)
         changes = {"clean": None, "reconstructed": reconstruct(made, at, model)}
         if model == target:
-            changes["steered"] = cell.change(made, encode_rows(made, at), target)
+            changes["steered"] = change_of(cell, made, encode_rows(made, at), target)
         for what, change in changes.items():
             moved = change if change is not None and change.moved.any() else None
             scores(moved)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ramify.base.errors import UserError
+from ramify.engine.batch import ForwardBatch
 from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter
-from ramify.engine.forward import ForwardBatch
 from ramify.engine.tiny import TinyConfig, rotary_tables
 
 HEADS = ("vanilla", "gated", "rnn")

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.base.registry import register
+from ramify.engine.batch import UNIT, padded
 from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafts, Pick
-from ramify.engine.forward import UNIT, padded
 from ramify.engine.stack import Stack, twice
 from ramify.engine.tiny import ResidualBlock, RMSNorm, TinyConfig, rotate
 from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter, block_batch, unit

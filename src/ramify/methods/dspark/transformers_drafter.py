@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.engine.batch import UNIT
 from ramify.engine.cache import KVCache
-from ramify.engine.forward import UNIT
 from ramify.methods.dspark.drafters import Qwen3Drafter
 
 try:

@@ -39,7 +39,8 @@ from ramify.methods.early_decision.run import (
 )
 from ramify.methods.early_decision.thinking import Marks, Thinking, split_text
 from ramify.model.protocol import Sampling
-from ramify.render.terminal import emit, progress, say, table
+from ramify.render.terminal import emit, progress, say
+from ramify.render.text import table
 from ramify.rollout.components import check_trust
 from ramify.rollout.sampler import Sampler
 from ramify.rollout.token_traces import read_problems

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ramify.base import codec
 from ramify.base.config import read_toml
@@ -18,17 +18,17 @@ from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.words import plural
 from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.predicates import UnreadableError, forbids
+from ramify.render.numbers import p_value, percent
 from ramify.render.result import Result, Section, Verbatim, table
 from ramify.rollout.rules import CLASSES, SURVIVED, survival
+from ramify.stats.drops import Counts
+from ramify.stats.intervals import Interval, wilson
 from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
 from ramify.trace.lines import read_document
 from ramify.trace.message import Message, compacted, opaque
 from ramify.trace.node import Annotation, Finding, Node
 from ramify.trace.sources import opened
-
-if TYPE_CHECKING:
-    from ramify.methods.governance.restored import RestoredRules
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,86 @@ class RuleFate:
             mark = "FORBIDDEN " if call.forbidden else ""
             given = json.dumps(call.arguments, ensure_ascii=False)[:120]
             yield f"  {mark}call without it at reply {call.step}: {call.name}({given})"
+
+
+@dataclass(frozen=True)
+class ForkPlace:
+    """A reply that made a call which a dropped rule forbids."""
+
+    rule: str
+    session: str
+    step: int
+    node: str
+
+
+@dataclass(frozen=True)
+class LeftOutPlace(ForkPlace):
+    """One that could not be played."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class BrokenShare:
+    """Continuations of one arm that break the rule, with Wilson's 95 % interval."""
+
+    value: float
+    interval: Interval
+    k: int
+    n: int
+    failed: int
+    """Those that did not come to their end, which are left out."""
+
+    @classmethod
+    def of(cls, counts: Counts) -> BrokenShare:
+        """Of at least one."""
+        return cls(counts.rate, wilson(counts.k, counts.n), counts.k, counts.n, counts.missing)
+
+    @property
+    def ends(self) -> str:
+        """The interval in words."""
+        return " to ".join(percent(end, 0) for end in self.interval)
+
+
+@dataclass(frozen=True)
+class RestoredFork(ForkPlace):
+    """What came of the rule at one call: the shares that break it, with it and as it was."""
+
+    restored: BrokenShare
+    as_it_was: BrokenShare
+    difference: float
+    interval: Interval
+    p: float
+    """Fisher's, exact."""
+    corrected: float
+    """Holm's over the calls."""
+    found: bool
+    """Whether the rule is broken less often where it is restored."""
+
+    @property
+    def sentence(self) -> str:
+        """Both shares."""
+        with_rule, was = self.restored, self.as_it_was
+        return (
+            f"the rule restored: {with_rule.k} of {with_rule.n} break it ({with_rule.ends}), "
+            f"{was.k} of {was.n} as it was ({was.ends}), p = {p_value(self.corrected)}"
+        )
+
+    @property
+    def line(self) -> str:
+        """Where, and both shares."""
+        return f"{self.rule!r} at reply {self.step} of {self.session}: {self.sentence}"
+
+
+@dataclass(frozen=True)
+class RestoredRules:
+    """Forks at the forbidden calls of a run."""
+
+    n: int
+    """Continuations on either side."""
+    verdict: str
+    forks: tuple[RestoredFork, ...] = ()
+    left_out: tuple[LeftOutPlace, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.base import codec
@@ -11,99 +10,30 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.base.waiting import wait_for
 from ramify.methods.governance.algorithm import LEVEL
-from ramify.methods.governance.lost_rules import AUDIT, FORKED, ForkedRule, Rule, RuleAudit, breaks, calls_of
-from ramify.render.numbers import p_value, percent
+from ramify.methods.governance.lost_rules import (
+    AUDIT,
+    FORKED,
+    BrokenShare,
+    ForkedRule,
+    ForkPlace,
+    LeftOutPlace,
+    RestoredFork,
+    RestoredRules,
+    Rule,
+    RuleAudit,
+    breaks,
+    calls_of,
+)
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.fork import Arm, fork
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import by_player, named_components, open_episodes, task_of
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import each_against
-from ramify.stats.intervals import Interval, wilson
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, Node
 from ramify.trace.path import as_messages
 from ramify.trace.sources import run_folder
-
-
-@dataclass(frozen=True)
-class ForkPlace:
-    """A reply that made a call which a dropped rule forbids."""
-
-    rule: str
-    session: str
-    step: int
-    node: str
-
-
-@dataclass(frozen=True)
-class LeftOutPlace(ForkPlace):
-    """One that could not be played."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class BrokenShare:
-    """Continuations of one arm that break the rule, with Wilson's 95 % interval."""
-
-    value: float
-    interval: Interval
-    k: int
-    n: int
-    failed: int
-    """Those that did not come to their end, which are left out."""
-
-    @classmethod
-    def of(cls, counts: Counts) -> BrokenShare:
-        """Of at least one."""
-        return cls(counts.rate, wilson(counts.k, counts.n), counts.k, counts.n, counts.missing)
-
-    @property
-    def ends(self) -> str:
-        """The interval in words."""
-        return " to ".join(percent(end, 0) for end in self.interval)
-
-
-@dataclass(frozen=True)
-class RestoredFork(ForkPlace):
-    """What came of the rule at one call: the shares that break it, with it and as it was."""
-
-    restored: BrokenShare
-    as_it_was: BrokenShare
-    difference: float
-    interval: Interval
-    p: float
-    """Fisher's, exact."""
-    corrected: float
-    """Holm's over the calls."""
-    found: bool
-    """Whether the rule is broken less often where it is restored."""
-
-    @property
-    def sentence(self) -> str:
-        """Both shares."""
-        with_rule, was = self.restored, self.as_it_was
-        return (
-            f"the rule restored: {with_rule.k} of {with_rule.n} break it ({with_rule.ends}), "
-            f"{was.k} of {was.n} as it was ({was.ends}), p = {p_value(self.corrected)}"
-        )
-
-    @property
-    def line(self) -> str:
-        """Where, and both shares."""
-        return f"{self.rule!r} at reply {self.step} of {self.session}: {self.sentence}"
-
-
-@dataclass(frozen=True)
-class RestoredRules:
-    """Forks at the forbidden calls of a run."""
-
-    n: int
-    """Continuations on either side."""
-    verdict: str
-    forks: tuple[RestoredFork, ...] = ()
-    left_out: tuple[LeftOutPlace, ...] = ()
 
 
 def restored(

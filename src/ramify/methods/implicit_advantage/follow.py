@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.base.errors import InfrastructureError, UserError
+from ramify.engine.batch import ForwardBatch
 from ramify.engine.cache import KVCache
-from ramify.engine.forward import ForwardBatch
 from ramify.engine.local import SCORE_LOGITS, LocalModel
 
 _STRETCH = 256  # tokens of one batch

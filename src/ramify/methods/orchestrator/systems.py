@@ -21,8 +21,7 @@ from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration
 from ramify.methods.orchestrator.pool import ModelPool
 from ramify.methods.orchestrator.table import RewardTable, group_of, prompt_of, reward_of
 from ramify.model.protocol import Sampling
-from ramify.score.judge import Judge, records
-from ramify.score.match import plain
+from ramify.score.judge import Judge, plain, records
 from ramify.stats.intervals import mean_t
 from ramify.trace.db import Run
 from ramify.trace.message import Message

@@ -29,7 +29,8 @@ from ramify.methods.orchestrator.pool import ModelPool, open_model, read_pool
 from ramify.methods.orchestrator.settings import POSITION, RouterFitConfig
 from ramify.methods.orchestrator.views import call_of, call_text
 from ramify.model.protocol import Sampling
-from ramify.render.terminal import emit, progress, say, table
+from ramify.render.terminal import emit, progress, say
+from ramify.render.text import table
 from ramify.rollout.compact import approximate_tokens
 from ramify.score.judge import Judge, find_judge
 from ramify.trace.db import Run

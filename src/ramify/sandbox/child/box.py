@@ -11,25 +11,12 @@ import signal
 import socket
 import struct
 import tempfile
-from dataclasses import dataclass
 from typing import Any
 
 from ramify.sandbox.child import command, kernel
+from ramify.sandbox.child.command import Box
 
 _SIOCSIFFLAGS, _UP = 0x8914, 1
-
-
-@dataclass(frozen=True)
-class Box:
-    """A command's view of its box."""
-
-    isolated: bool
-    work: str
-    temporary: str
-    inside: str
-    """Where the files of ``sandbox/inside`` are seen."""
-    program: bytes
-    """The system-call filter."""
 
 
 def serve(request: dict[str, Any], control: socket.socket, options: dict[str, Any], program: bytes) -> None:
@@ -71,10 +58,8 @@ def _reap(flags: int) -> None:
 
 def _isolated(request: dict[str, Any], options: dict[str, Any], program: bytes) -> Box:
     """Enter fresh namespaces and mount the work folder; /proc is mounted per command."""
-    from ramify.sandbox.child.server import map_to_nobody
-
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
-    map_to_nobody(flags | (0 if request["network"] is True else kernel.CLONE_NEWNET))
+    kernel.map_to_nobody(flags | (0 if request["network"] is True else kernel.CLONE_NEWNET))
     kernel.own_proc_files(True)
     socket.sethostname("sandbox")
     if request["network"] == "loopback":

@@ -17,13 +17,11 @@ import signal
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from ramify.sandbox.child import kernel, watch
 from ramify.sandbox.child.collect import collect
-
-if TYPE_CHECKING:
-    from ramify.sandbox.child.box import Box
 
 COLLECT_SECONDS = 10.0
 """How long returning files may take after the command has ended."""
@@ -32,6 +30,19 @@ MAPPED = 8 << 30
 _OPEN_FILES = 256
 _ERRORS = 200
 """Descriptor on which a command that could not begin says why."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A command's view of its box."""
+
+    isolated: bool
+    work: str
+    temporary: str
+    inside: str
+    """Where the files of ``sandbox/inside`` are seen."""
+    program: bytes
+    """The system-call filter."""
 
 
 def monitor(fds: dict[str, int], box: Box) -> None:

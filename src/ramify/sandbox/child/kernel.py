@@ -10,6 +10,7 @@ import os
 import platform
 import struct
 
+NOBODY = 65534
 CLONE_NEWTIME, CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x80, 0x20000, 0x2000000, 0x4000000
 CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 0x1000, 0x4000, 1 << 18
@@ -250,3 +251,12 @@ def install_filter(program: bytes) -> None:
         buffer = ctypes.create_string_buffer(program, len(program))
         header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)))
         _done(_prctl(_SECCOMP, 2, ctypes.addressof(header)), "seccomp")
+
+
+def map_to_nobody(flags: int) -> None:
+    """Enter a user namespace in which this process's user is 65534 (nobody), with the other namespaces of ``flags``."""
+    user, group = os.geteuid(), os.getegid()
+    unshare(CLONE_NEWUSER | flags)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {user} 1"), ("gid_map", f"{NOBODY} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)

@@ -22,7 +22,6 @@ from typing import Any
 
 from ramify.sandbox.child import box, kernel
 
-NOBODY = 65534
 _TOP = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _ETC_FOLDERS = ("alternatives", "ssl/certs", "pki/tls/certs", "fonts", "ld.so.conf.d")
@@ -82,16 +81,7 @@ def _own_namespaces() -> None:
             return
         except PermissionError:  # root of a container without the right to
             pass
-    map_to_nobody(flags)
-
-
-def map_to_nobody(flags: int) -> None:
-    """Enter a user namespace in which this process's user is 65534 (nobody), with the other namespaces of ``flags``."""
-    user, group = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.CLONE_NEWUSER | flags)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {user} 1"), ("gid_map", f"{NOBODY} {group} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    kernel.map_to_nobody(flags)
 
 
 def _new_root(options: dict[str, Any]) -> None:
@@ -182,8 +172,8 @@ def _write(path: str, data: bytes) -> None:
 def _become_nobody() -> None:
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(*(kernel.NOBODY,) * 3)
+        os.setresuid(*(kernel.NOBODY,) * 3)
         kernel.own_proc_files(True)  # a box writes its own user map there
 
 

@@ -1,0 +1,3 @@
+"""The version, which runs and workers carry."""
+
+VERSION = "0.1.0"
