@@ -268,8 +268,8 @@ def test_cancelling_frees_rows_memory_and_places_at_once(active: bool) -> None:
     assert bits(found) == alone(9, 5, 60)
     assert seen
     assert model._scheduler.cache.bytes == 0  # nothing to keep, nothing kept
-    assert not model._scheduler._active
-    assert not model._scheduler._served
+    assert not model._scheduler.fairness._active
+    assert not model._scheduler.fairness._served
 
 
 def test_rows_under_taps_survive_preemption() -> None:

@@ -39,13 +39,13 @@ from ramify.engine.controller import AdaptiveController
 from ramify.engine.grammar import drafted_shapes
 from ramify.engine.sampling import Picked, distributions, inverse_cdf
 from ramify.engine.schedules import Schedule
+from ramify.engine.sequence import DraftState, Sequence
 from ramify.engine.tiny import Tap
 from ramify.engine.verify import coupled, rejection
 
 if TYPE_CHECKING:
     from ramify.engine.batch import ForwardBatch
     from ramify.engine.drafters import Drafter
-    from ramify.engine.sequence import DraftState, Sequence
 
 PURPOSES = ("draft", "accept")
 """The other uses of uniforms in a round, besides the tokens."""
