@@ -91,8 +91,11 @@ VERBS = {
         "stay in",
         ("rollout --count 1",),
     ),
-    "tree-rollouts run": Verb(
-        "tree-rollouts run --count 2 --budget 40", "sample .* turns", "tree-rollouts run --count 64 --budget 4000"
+    "rollout --tree": Verb(
+        "rollout --tree --count 2 --tree-budget 40",
+        "sample .* turns",
+        "rollout --tree --count 64 --tree-budget 4000",
+        "continue with `ramify resume",
     ),
     "repro": Verb("repro tree-rollouts --quick --fresh", "cells", kept=AGAIN),
     "cliffs scan": Verb(

@@ -34,7 +34,6 @@ VERBS: tuple[Verb, ...] = (
     Verb(f"rollout --count 1 --attempts 3 {HALL} --out run --json", name="rollout-hall"),
     Verb("why run --n 24 --json", after="rollout-hall", name="why-describe"),
     Verb("why run --share --n 8 --describe 0 --json", after="rollout-hall", name="why-share"),
-    Verb("tree-rollouts run --model {parts}:wander --count 2 --budget 12 --run run --json"),
     Verb(
         f"cliffs scan {FORKED} --problems {{in}}/problems.jsonl --samples 2 --max-tokens 4 --n 16 --out scan --json",
         readers=("cliffs show scan --json",),
@@ -245,9 +244,7 @@ READERS: tuple[Verb, ...] = (
     Verb("theory-loop replay loop --json", after="theory-loop run"),
     Verb("theory-loop check ttb --json"),
     Verb("theory-loop evaluate ttb --against wadd --count 10 --json"),
-    Verb("tree-rollouts report run --json", after="tree-rollouts run"),
-    Verb("tree-rollouts collapse --p 0.3 --n 4 --json"),
-    Verb("tree-rollouts sweep --prompts 1 --json"),
+    Verb("tree-rollouts report run --json", after="rollout-tree"),
     Verb("verify-or-ship plan run --json", after="verify-or-ship calibrate"),
 )
 

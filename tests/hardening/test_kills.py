@@ -52,7 +52,7 @@ def test_killed_at_random_instants(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_every_kind_of_run_killed(tmp_path: Path) -> None:
     names = ["store", "improve", "resume", "serve", "cliffs scan", "import", "crosscoder steer", "dspark train"]
-    names += ["early-decision run", "forensics run", "governance bench", "implicit-advantage score", "tree-rollouts run"]
+    names += ["early-decision run", "forensics run", "governance bench", "implicit-advantage score", "rollout-tree"]
     figures = kill(tmp_path, 2 * len(names), 6, *names)
     assert all(figures["by kind"].values())
 

@@ -584,14 +584,14 @@ def test_token_methods_refuse_a_chat_before_anything_runs(tmp_path: Path, capsys
     with serving(chat_server().app) as url:
         name = f"chat:{NAME}@{url}"
         assert main(["improve", "--model", name, "--out", str(tmp_path / "i")]) == 4
-        trees = ["tree-rollouts", "run", "--model", name, "--run", str(tmp_path / "t"), "--count", "1"]
-        assert main([*trees, "--unit", "tokens"]) == 4
+        trees = ["rollout", "--tree", "--model", name, "--out", str(tmp_path / "t"), "--count", "1"]
+        assert main([*trees, "--tree.unit", "tokens"]) == 4
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 2
         assert "needs weights in this process" in lines[0]
         assert "needs a model with tokens" in lines[1]
         assert list(tmp_path.iterdir()) == []
-        assert main([*trees, "--budget", "40"]) == 0  # turns can be counted without tokens
+        assert main([*trees, "--tree-budget", "40"]) == 0  # turns can be counted without tokens
 
 
 @pytest.mark.slow

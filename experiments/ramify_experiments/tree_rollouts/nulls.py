@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ramify.methods.tree_rollouts.record import keep_trees
-from ramify.methods.tree_rollouts.toy import grow, make_prompts
 from ramify.trace.db import Run
 from ramify_experiments.cases import KnownCase, Repetition
+from ramify_experiments.tree_rollouts.toy import grow, make_prompts
 
 TASKS, MANY, TURNS = 40, 180, 32
 """Tasks of equal arms, and tasks that the gain of .11 in L1 mass takes to be found; turns a task."""

@@ -16,7 +16,9 @@ from ramify.base.seeds import derive_key, generator
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import UUCB, TreeConfig, grpo, l1_mass, p_mix, proxy, shrunk
 from ramify.methods.tree_rollouts.sampler import TreeSampler
-from ramify.methods.tree_rollouts.toy import (
+from ramify_experiments.lab import Checks, ResultCache, columns, sized
+from ramify_experiments.tree_rollouts.sweep import sweep_grid
+from ramify_experiments.tree_rollouts.toy import (
     ACTIONS,
     ARMS,
     BUDGET,
@@ -26,9 +28,7 @@ from ramify.methods.tree_rollouts.toy import (
     ToyPrompt,
     grow,
     make_prompts,
-    sweep_grid,
 )
-from ramify_experiments.lab import Checks, ResultCache, columns, sized
 
 TRAINED = 90
 """Prompts that training meets."""

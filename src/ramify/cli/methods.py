@@ -22,7 +22,6 @@ def summary(slug: str) -> str:
 
 
 _OF_JOBS = {
-    "tree-rollouts": ("ramify.cli.rollout", "tree_app"),
     "orchestrator": ("ramify.cli.serve", "orchestrator_app"),
     "world-model": ("ramify.cli.serve", "world_model_app"),
 }

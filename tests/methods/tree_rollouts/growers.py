@@ -11,9 +11,9 @@ from ramify.base.seeds import generator
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.record import GrownTree
-from ramify.methods.tree_rollouts.toy import ToyGrower
 from ramify.rollout.attempts import Attempt, Turn
 from ramify.trace.node import make_node
+from ramify_experiments.tree_rollouts.toy import ToyGrower
 
 TASK = Task("0000")
 

@@ -10,8 +10,8 @@ import pytest
 
 from ramify.cli.main import main
 from ramify.methods.tree_rollouts.record import GrownTree, keep_trees
-from ramify.methods.tree_rollouts.toy import grow, make_prompts
 from ramify.trace.db import Run
+from ramify_experiments.tree_rollouts.toy import grow, make_prompts
 
 PROMPTS = make_prompts(60, 0)
 
@@ -68,11 +68,3 @@ def test_arms_without_common_tasks_are_refused(tmp_path: Path, capsys: pytest.Ca
     tokens = written(tmp_path / "tokens", trees)
     assert main(["tree-rollouts", "report", first, "--against", tokens]) == 2
     assert "their budgets cannot be equal" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_sweep_names_no_best_cell_by_chance(capsys: pytest.CaptureFixture[str]):
-    assert main(["tree-rollouts", "sweep", "--prompts", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["default"]["p_corrected"] == 1
-    assert found["verdict"].startswith("nothing stands out: no cell is better than the defaults by more than chance")

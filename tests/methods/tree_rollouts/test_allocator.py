@@ -15,7 +15,7 @@ from ramify.methods.tree_rollouts.algorithm import Allocation, TreeConfig, is_mi
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
-from ramify.methods.tree_rollouts.toy import MIXTURE, ToyGrower, make_prompts
+from ramify_experiments.tree_rollouts.toy import MIXTURE, ToyGrower, make_prompts
 from tree_rollouts.growers import Scrambled, Words, check_accounting
 
 TASKS = [Task(f"{i:04d}") for i in range(12)]

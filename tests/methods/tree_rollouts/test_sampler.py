@@ -17,9 +17,9 @@ from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.record import ENTRY, GrownTree, keep_trees, read_trees
 from ramify.methods.tree_rollouts.sampler import Grower, TreeSampler
-from ramify.methods.tree_rollouts.toy import ToyGrower, make_prompts
 from ramify.trace.convert import write_lines
 from ramify.trace.db import Run
+from ramify_experiments.tree_rollouts.toy import ToyGrower, make_prompts
 from tree_rollouts.growers import TASK, Scrambled, Words, check_accounting
 
 TOY = {"worst_attempt": 8.0}

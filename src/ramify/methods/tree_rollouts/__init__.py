@@ -17,13 +17,8 @@ COMPONENTS = {"credit": ("rules",)}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
-    from ramify.methods.tree_rollouts.algorithm import UUCB as UUCB
-    from ramify.methods.tree_rollouts.algorithm import Allocation as Allocation
     from ramify.methods.tree_rollouts.algorithm import TreeConfig as TreeConfig
     from ramify.methods.tree_rollouts.allocator import BudgetAllocator as BudgetAllocator
-    from ramify.methods.tree_rollouts.record import GrownTree as GrownTree
-    from ramify.methods.tree_rollouts.record import keep_trees as keep_trees
-    from ramify.methods.tree_rollouts.record import read_trees as read_trees
     from ramify.methods.tree_rollouts.run import report as report
     from ramify.methods.tree_rollouts.run import to_rows as to_rows
     from ramify.methods.tree_rollouts.sampler import TreeSampler as TreeSampler
@@ -31,8 +26,7 @@ else:
     __all__, __getattr__ = public(
         __name__,
         {
-            "algorithm": "UUCB TreeConfig Allocation",
-            "record": "GrownTree keep_trees read_trees",
+            "algorithm": "TreeConfig",
             "sampler": "TreeSampler",
             "allocator": "BudgetAllocator",
             "run": "to_rows report",

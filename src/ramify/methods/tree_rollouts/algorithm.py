@@ -95,22 +95,6 @@ def p_mix(n: int, p: float) -> float:
     return -math.expm1(n * math.log1p(-p)) - p**n
 
 
-def p_mix_bound(n: int, p: float) -> float:
-    """Upper bound n * min(p, 1-p) = n * exp(-hardness) of :func:`p_mix` (3.3)."""
-    return n * min(p, 1 - p)
-
-
-def expected_l1(n: int, p: float) -> float:
-    """E[2 sqrt(phat (1-phat))] over phat = Binomial(n, p)/n: the L1 mass that independent sampling expects (3.2)."""
-    if not 0 < p < 1:
-        return 0.0
-    total = 0.0
-    for k in range(1, n):
-        log_binomial = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-        total += math.exp(log_binomial + k * math.log(p) + (n - k) * math.log1p(-p)) * l1_mass(k, n)
-    return total
-
-
 def l1_mass(k: int, n: int) -> float:
     """Mean |advantage| of ``k`` successes among ``n`` leaves: 2 sqrt(phat (1-phat)), 0 for a uniform or empty group (3.2)."""
     return 2 * math.sqrt(k * (n - k)) / n if n else 0.0

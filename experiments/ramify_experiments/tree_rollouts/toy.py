@@ -6,24 +6,19 @@ An attempt has 8 turns of 4 actions and succeeds when it was right at every crit
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ramify.base.seeds import derive_key, generator, uniforms
 from ramify.base.waiting import wait_for
 from ramify.env.protocol import Task
-from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig, l1_mass
+from ramify.methods.tree_rollouts.algorithm import Allocation, TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
-from ramify.render.numbers import percent
-from ramify.render.result import Result, Section, table
 from ramify.rollout.attempts import Attempt, Turn
-from ramify.stats.evidence import holm
-from ramify.stats.tests import paired_permutation
 from ramify.trace.node import Node
 
 TURNS, ACTIONS, BUDGET = 8, 4, 64
@@ -130,63 +125,3 @@ def grow(
         return wait_for(sampler.run_all(tasks, budget))
     allocation = Allocation(overhead=0.0, learned="learned" in arm)
     return wait_for(BudgetAllocator(sampler, budget * len(tasks), allocation).run(tasks))
-
-
-@dataclass(frozen=True)
-class SweptCell:
-    """One setting of the selector on the toy; ``p_corrected`` is of an L1 mass equal to that of the defaults."""
-
-    alpha: float
-    c: float
-    lam: float
-    mixed: float
-    l1_mass: float
-    p_corrected: float
-
-
-@dataclass(frozen=True)
-class Sweep(Result):
-    """A grid of settings: ``plateau`` is the share of cells within ``margin`` of the best."""
-
-    cells: tuple[SweptCell, ...]
-    default: SweptCell
-    margin: float
-    plateau: float
-    verdict: str
-
-    def sections(self) -> Iterable[Section]:
-        """The cells, best first, and the verdict."""
-        rows = [astuple(cell) for cell in sorted(self.cells, key=lambda cell: -cell.l1_mass)]
-        yield Section.of(
-            "",
-            table([one.name for one in fields(SweptCell)], rows),
-            f"within {self.margin} of the best L1 mass: {percent(self.plateau, 0)} of the cells\n{self.verdict}",
-        )
-
-
-def sweep_grid(prompts: int, seed: int, margin: float = 0.05, level: float = 0.05) -> Sweep:
-    """Mixed ratio and L1 mass over a 5x5x5 grid of (alpha, c, lambda). P-values by permutation within prompts (Holm over the
-    grid)."""
-    prompts_table = make_prompts(prompts, seed)
-    grown, masses = [], []
-    for alpha, c, lam in itertools.product((0.25, 0.5, 1.0, 2.0, 4.0), (0.025, 0.05, 0.1, 0.2, 0.4), (0.25, 0.5, 1.0, 2.0, 4.0)):
-        trees = grow(prompts_table, "uucb", seed, alpha=alpha, c=c, lam=lam)
-        masses.append(np.array([l1_mass(tree.root.s, tree.root.n) for tree in trees]))
-        grown.append((alpha, c, lam, float(np.mean([tree.mixed for tree in trees])), float(masses[-1].mean())))
-    usual = UUCB()
-    default = next(i for i, one in enumerate(grown) if one[:3] == (usual.alpha, usual.c, usual.lam))
-    p = holm([paired_permutation(mass, masses[default], samples=10_000) for mass in masses])
-    cells = tuple(SweptCell(*one, p_corrected) for one, p_corrected in zip(grown, p, strict=True))
-    best = max(cell.l1_mass for cell in cells)
-    plateau = float(np.mean([cell.l1_mass >= best - margin for cell in cells]))
-    return Sweep(cells, cells[default], margin, plateau, _verdict(cells, cells[default], level))
-
-
-def _verdict(cells: Sequence[SweptCell], default: SweptCell, level: float) -> str:
-    """Whether any cell differs from the defaults by more than chance."""
-    differ = [cell for cell in cells if cell.p_corrected <= level]
-    better = sum(cell.l1_mass > default.l1_mass for cell in differ)
-    sentence = f"{better} cells are better than the defaults and {len(differ) - better} worse by more than chance"
-    if not better:
-        sentence = f"nothing stands out: no cell is better than the defaults by more than chance, {len(differ)} are worse"
-    return f"{sentence}, at level {level:g}, corrected over all cells"
