@@ -11,7 +11,9 @@ import random
 import sys
 from pathlib import Path
 
-from ramify.methods.judge_evolution import PromotionConfig, board, check, promote, read_anchor, rescore
+from ramify.methods.judge_evolution import board, check, promote, rescore
+from ramify.methods.judge_evolution.algorithm import PromotionConfig
+from ramify.score.anchor import read_anchor
 from ramify.score.judge import find_judge
 from ramify.trace.db import Run
 from ramify.trace.node import make_node

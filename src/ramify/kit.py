@@ -137,6 +137,14 @@ def check_forks(fork: int | None, *who: object) -> None:
         raise UserError("--model, --env and --trust choose what continues the attempts, so they go with --fork N")
 
 
+def only_for(choice: str, **given: object) -> None:
+    """Raises UserError where one of the options ``given``, which ``choice`` does not take, has a value other than None or
+    False."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise UserError(f"{choice} takes no {_flag(name)}")
+
+
 class Verbs(App):
     """The verbs of a method, or one verb: a cyclopts application whose functions are read only when one is called or shown."""
 
@@ -219,12 +227,13 @@ RESUMES = "`ramify resume RUN` continues what was interrupted."
 
 
 def keep(source: Path, maker: str, result: Any) -> str:
-    """Keep a Result in the run that ``source`` is or names, where it replaces an earlier one of ``maker``; nowhere where it is no
-    run. Returns why it could not be kept, else ""."""
+    """Keep a Result in the run that ``source`` is or names, where it replaces an earlier one of ``maker`` of the same ``PART``;
+    nowhere where it is no run. Returns why it could not be kept, else ""."""
     from ramify.render.result import to_data
     from ramify.trace import sources
     from ramify.trace.node import KeptResult
 
+    maker = f"{maker} {result.PART}".rstrip()
     return sources.keep(source, [KeptResult(maker, result.to_keep(), to_data(result.sections()))])
 
 

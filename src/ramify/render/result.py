@@ -124,6 +124,8 @@ class Result:
 
     KEPT: ClassVar[bool] = True
     """Whether a run keeps it."""
+    PART: ClassVar[str] = ""
+    """Which of several things that its verb finds: a run keeps the newest of each."""
     caveats: tuple[str, ...] = field(default=(), repr=False)
     """What a reader must know before trusting it, a sentence each."""
 

@@ -92,13 +92,13 @@ def test_a_search_continues_after_a_kill_as_if_nothing_had_been(tmp_path: Path, 
         assert all(one.judges.get("reviewer", slots["reviewer"]) == slots["reviewer"] for one in run.scores())
         assert len(run.journal(CHECKPOINT)) == 2
     capsys.readouterr()
-    assert main(["judge-evolution", "export", str(whole), "--out", str(tmp_path / "git")]) == 0
+    assert main(["judge-evolution", "show", str(whole), "--git", str(tmp_path / "git")]) == 0
     log = subprocess.run(
         ["git", "-C", str(tmp_path / "git"), "log", "--all", "--format=%s"], capture_output=True, text=True, check=True
     )
     assert "workspace 0: the seed" in log.stdout
     assert (tmp_path / "git" / "writer.json").is_file()
-    again = [sys.executable, "-m", "ramify", "judge-evolution", "export", str(whole), "--out"]
+    again = [sys.executable, "-m", "ramify", "judge-evolution", "show", str(whole), "--git"]
     subprocess.run([*again, str(tmp_path / "again")], check=True, capture_output=True)
     heads = [
         subprocess.run(["git", "-C", str(tmp_path / one), "rev-parse", "main"], capture_output=True, text=True, check=True).stdout

@@ -105,12 +105,16 @@ def test_a_look_at_the_anchor_counts_and_a_dry_run_changes_no_judge(
         assert [one.maker for one in opened.results()] == [f"judge-evolution {verb}" for verb in ("promote", "rescore", "show")]
     assert (slot["counting"], slot["erased"], slot["epoch"]) == (10, 10, 1)
     old = next(judge for judge in slot["judges"] if judge != slot["incumbent"])
-    assert run("erase", scored, "--slot", "reviewer", "--to", old[:10], "--json") == 0
+    assert run("promote", scored, "reviewer", "--to", old[:10], "--json") == 0
     assert said(capsys)["restored"] == 10
     with Run.open(scored) as opened:
         assert {one.value for one in opened.scores(scorer="reviewer")} == {0.0, 1.0}
-    assert run("erase", scored, "--slot", "reviewer", "--json") == 0
+    assert run("promote", scored, "reviewer", "--to", "nobody", "--dry-run", "--json") == 0
+    assert (said(capsys)["erased"], run("promote", scored, "reviewer", "--to", "nobody", "--json")) == (10, 0)
     assert said(capsys)["erased"] == 10
+    with Run.open(scored) as opened:
+        assert opened.scores(scorer="reviewer") == []
+        assert {one.maker for one in opened.results()} >= {"judge-evolution promote", "judge-evolution promote to"}
 
 
 def test_a_slot_without_scores_is_scored_to_the_end_by_the_same_command(scored: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,9 +150,12 @@ def test_stored_scores_of_any_verb_are_checked_in_their_run(scored: Path, capsys
         (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:old", "--against", "regex:old"),
          "already"),
         (("rescore", "{scored}", "reviewer"), "name it with --judge"),
-        (("erase", "{scored}", "--slot", "reviwer"), "did you mean 'reviewer'"),
-        (("erase", "{scored}", "--slot", "reviewer", "--to", "zz"), "has 0 judges"),
-        (("export", "{scored}", "--out", "git"), "was not made by"),
+        (("promote", "{scored}", "reviewer"), "named by --judge and put to an --anchor"),
+        (("promote", "{scored}", "reviwer", "--to", "nobody"), "did you mean 'reviewer'"),
+        (("promote", "{scored}", "reviewer", "--to", "zz"), "has 0 judges"),
+        (("promote", "{scored}", "reviewer", "--to", "nobody", "--anchor", "{anchor}"), "--to takes no --anchor"),
+        (("promote", "{scored}", "reviewer", "--to", "nobody", "--delta", "0.1"), "--to takes no --delta"),
+        (("show", "{scored}", "--git", "git"), "was not made by"),
         (("evolve", "{scored}", "--out", "run"), "evolve.toml"),
     ],
 )  # fmt: skip

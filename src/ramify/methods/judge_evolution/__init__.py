@@ -14,24 +14,10 @@ NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none; a judge or an editor that is a model answers messages."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
-    from ramify.methods.judge_evolution.algorithm import Archive as Archive
-    from ramify.methods.judge_evolution.algorithm import PromotionConfig as PromotionConfig
-    from ramify.methods.judge_evolution.algorithm import decide as decide
-    from ramify.methods.judge_evolution.evolution import EvolveConfig as EvolveConfig
     from ramify.methods.judge_evolution.evolution import evolve as evolve
     from ramify.methods.judge_evolution.ledger import board as board
     from ramify.methods.judge_evolution.ledger import check as check
     from ramify.methods.judge_evolution.ledger import promote as promote
     from ramify.methods.judge_evolution.ledger import rescore as rescore
-    from ramify.score.anchor import Anchor as Anchor
-    from ramify.score.anchor import read_anchor as read_anchor
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "Archive PromotionConfig decide",
-            "evolution": "EvolveConfig evolve",
-            "ledger": "board check promote rescore",
-            "ramify.score.anchor": "Anchor read_anchor",
-        },
-    )
+    __all__, __getattr__ = public(__name__, {"evolution": "evolve", "ledger": "board check promote rescore"})

@@ -215,7 +215,7 @@ class EvolvedWorkspaces(Result):
 
     def findings(self, run: Run, nodes: Sequence[str]) -> list[Finding]:
         """The endpoints and every replacement, for the run; ``nodes`` are those of the workspaces."""
-        do = f"ramify judge-evolution export {run.folder} --out DIR writes every workspace as a git commit"
+        do = f"ramify judge-evolution show {run.folder} --git DIR writes every workspace as a git commit"
         ends = {"generalist": self.generalist, **{f"specialist, {role}": one for role, one in self.specialists.items()}}
         found = [
             Finding(

@@ -13,7 +13,7 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.ledger import Ledger
 from ramify.base.progress import Progress
 from ramify.base.waiting import wait_for
-from ramify.kit import RunArgument, Verbs, argument, find_run, option
+from ramify.kit import RunArgument, Verbs, argument, find_run, only_for, option
 from ramify.methods.judge_evolution import evolution, ledger, workspace
 from ramify.methods.judge_evolution.algorithm import PromotionConfig
 from ramify.render.result import Planned, Result, Section
@@ -32,18 +32,12 @@ AnchorArgument = Annotated[
     Path,
     argument("ANCHOR", help="JSON lines of id, artefact and label; or a run whose attempts are labelled by one of its scorers."),
 ]
-AnchorOption = Annotated[
-    Path, option("--anchor", metavar="ANCHOR", help="JSON lines of id, artefact and label, or a run; see `check`.")
-]
-Challengers = Annotated[
-    list[str],
-    option(
-        "--judge",
-        metavar="JUDGE",
-        help="A challenger: any judge by name (judge:MODEL#PROMPT, cmd:check.sh, FILE.py:FUNCTION, ...); several share the "
-        "level.",
-    ),
-]
+NOBODY = "nobody"
+CHALLENGER = option(
+    "--judge",
+    metavar="JUDGE",
+    help="A challenger: any judge by name (judge:MODEL#PROMPT, cmd:check.sh, FILE.py:FUNCTION, ...); several share the level.",
+)
 Against = Annotated[str | None, option("--against", metavar="JUDGE", help="The incumbent, by name.")]
 Truth = Annotated[
     str | None,
@@ -69,7 +63,7 @@ def _find(spec: str, run: Run | None = None) -> Judge:
 def check(
     options: PromotionConfig,
     anchor: AnchorArgument,
-    judge: Challengers,
+    judge: Annotated[list[str], CHALLENGER],
     against: Against = None,
     truth: Truth = None,
     repeat: Repeats = 1,
@@ -111,28 +105,61 @@ def _findings(found: ledger.JudgeCheck) -> list[Finding]:
     return made
 
 
+@dataclass(frozen=True)
+class Erasure(Result):
+    """Scores of a slot that count no longer, or count again."""
+
+    PART = "to"
+    slot: str
+    judge: str
+    dry_run: bool
+    erased: int
+    restored: int
+
+    def sections(self) -> Iterable[Section]:
+        """One sentence."""
+        would = "would stop counting" if self.dry_run else "no longer count"
+        yield Section.of("", f"{self.erased} scores {would}, {self.restored} count again")
+
+
 @app.verb(settings=PromotionConfig, keeps="run")
 def promote(
     options: PromotionConfig,
     run: RunArgument,
     slot: Slot,
-    judge: Challengers,
-    anchor: AnchorOption,
+    judge: Annotated[list[str] | None, CHALLENGER] = None,
+    anchor: Annotated[
+        Path | None, option("--anchor", metavar="ANCHOR", help="JSON lines of id, artefact and label, or a run; see `check`.")
+    ] = None,
     against: Against = None,
     truth: Truth = None,
     repeat: Repeats = 1,
+    to: Annotated[
+        str | None,
+        option(
+            "--to",
+            metavar="HASH",
+            help="Without an anchor: the judge whose scores shall count, by its hash (see `show`), or nobody.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         option("--dry-run", help="Say whether, and what would be erased; the judge stays. The look at the anchor is counted."),
     ] = False,
     strict: Strict = False,
-) -> ledger.Promotion:
+) -> ledger.Promotion | Erasure:
     """Replace the judge of a slot of a run where the anchor says that another is better.
     Its scores stop counting; none is deleted.
 
     The incumbent is the judge that took the slot last, or --against.
-    A slot without scores and without a judge is free for the first one.
+    A slot without scores and without a judge is free for the first one. --to decides without an anchor, and brings a judge back.
     """
+    if to is not None:
+        only_for("--to", judge=judge, anchor=anchor, against=against, truth=truth, repeat=repeat > 1, strict=strict)
+        only_for("--to", **dict.fromkeys(options.model_fields_set, True))
+        return _erase(run, slot, "" if to == NOBODY else to, dry_run)
+    if not judge or anchor is None:
+        raise UserError("a challenger is named by --judge and put to an --anchor; --to HASH decides without them")
     items, spent = read_anchor(anchor, truth), Ledger()
     with Run.open(find_run(run), write=True) as opened:
         spec = against or ledger.incumbent_spec(opened, slot)
@@ -151,51 +178,8 @@ def promote(
         return replace(found, strict=strict, caveats=_kin(opened, judge))
 
 
-def _kin(run: Run, specs: list[str]) -> tuple[str, ...]:
-    authors = sorted({one.model for one in run.each(Provenance)})
-    return tuple(sentence for spec in specs if (sentence := ledger.judges_itself(spec, authors)))
-
-
-@app.verb(keeps="run")
-def show(run: RunArgument) -> ledger.JudgeBoard:
-    """The slots of a run: who judges, how many scores count and how many do not,
-    how often an anchor was looked at; of a search its endpoint."""
-    with Run.open(find_run(run)) as opened:
-        return ledger.board(opened)
-
-
-@dataclass(frozen=True)
-class Erasure(Result):
-    """Scores of a slot that count no longer, or count again."""
-
-    slot: str
-    judge: str
-    dry_run: bool
-    erased: int
-    restored: int
-
-    def sections(self) -> Iterable[Section]:
-        """One sentence."""
-        would = "would stop counting" if self.dry_run else "no longer count"
-        yield Section.of("", f"{self.erased} scores {would}, {self.restored} count again")
-
-
-@app.verb()
-def erase(
-    run: RunArgument,
-    slot: Annotated[str, option("--slot", help="The slot whose scores shall no longer count.")],
-    judge: Annotated[
-        str,
-        option(
-            "--to",
-            metavar="HASH",
-            help="The judge whose scores shall count instead, by its hash (see `show`); default: nobody's.",
-        ),
-    ] = "",
-    dry_run: Annotated[bool, option("--dry-run", help="Say how many scores; change nothing.")] = False,
-) -> Erasure:
-    """Let the scores of a slot count no longer, or only those of one judge, without an anchor.
-    Nothing is deleted: --to brings a judge back."""
+def _erase(run: str, slot: str, judge: str, dry_run: bool) -> Erasure:
+    """Let only the scores of ``judge`` (the beginning of its hash) count in a slot; of none for ""."""
     with Run.open(find_run(run), write=not dry_run) as opened:
         slots = ledger.board(opened).slots
         if slot not in slots:
@@ -210,6 +194,50 @@ def erase(
         if not dry_run:
             opened.replace_judge(slot, chosen, {"spec": "", "why": "erased by hand"})
     return Erasure(slot, chosen, dry_run, stake.erased, stake.restored)
+
+
+def _kin(run: Run, specs: list[str]) -> tuple[str, ...]:
+    authors = sorted({one.model for one in run.each(Provenance)})
+    return tuple(sentence for spec in specs if (sentence := ledger.judges_itself(spec, authors)))
+
+
+@dataclass(frozen=True)
+class WorkspaceCommits(Result):
+    """The workspaces of a search as git commits."""
+
+    KEPT = False
+    out: str
+    commits: int
+    tags: Mapping[str, int]
+    """The number of each endpoint's workspace."""
+
+    def sections(self) -> Iterable[Section]:
+        """One sentence."""
+        named = ", ".join(f"{name} is node-{number:04d}" for name, number in self.tags.items())
+        yield Section.of("", f"{self.commits} workspaces in {self.out}: {named}")
+
+
+@app.verb(keeps="run")
+def show(
+    run: RunArgument,
+    git: Annotated[
+        Path | None,
+        option(
+            "--git",
+            metavar="DIR",
+            help="Of a search: the git repository to make of its workspaces, a commit each, parents as they were, tags for the "
+            "endpoints; `main` is the generalist.",
+        ),
+    ] = None,
+) -> ledger.JudgeBoard | WorkspaceCommits:
+    """The slots of a run: who judges, how many scores count and how many do not,
+    how often an anchor was looked at; of a search its endpoint, and with --git its workspaces."""
+    with Run.open(find_run(run)) as opened:
+        if git is None:
+            return ledger.board(opened)
+        nodes, names = evolution.archive_of(opened)
+    workspace.write_git(git, nodes, names)
+    return WorkspaceCommits(str(git), len(nodes), names)
 
 
 def _slot_judge(run: Run, slot: str, judge: str | None) -> tuple[str, Judge]:
@@ -277,32 +305,3 @@ def evolve(
     Programs run in the sandbox; an anchor's item in a workspace or a prompt ends it.
     """
     return evolution.evolve(_case(case, budget, seed), out, bar, allow_unsandboxed)
-
-
-@dataclass(frozen=True)
-class WorkspaceCommits(Result):
-    """The workspaces of a search as git commits."""
-
-    out: str
-    commits: int
-    tags: Mapping[str, int]
-    """The number of each endpoint's workspace."""
-
-    def sections(self) -> Iterable[Section]:
-        """One sentence."""
-        named = ", ".join(f"{name} is node-{number:04d}" for name, number in self.tags.items())
-        yield Section.of("", f"{self.commits} workspaces in {self.out}: {named}")
-
-
-@app.verb()
-def export(
-    run: RunArgument,
-    out: Annotated[
-        Path, option("--out", metavar="DIR", help="Git repository to make: a commit a workspace, tags for the endpoints.")
-    ],
-) -> WorkspaceCommits:
-    """Write the workspaces of a search as git commits, parents as they were; `main` is the generalist."""
-    with Run.open(find_run(run)) as opened:
-        nodes, names = evolution.archive_of(opened)
-    workspace.write_git(out, nodes, names)
-    return WorkspaceCommits(str(out), len(nodes), names)
