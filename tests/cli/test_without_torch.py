@@ -91,7 +91,7 @@ def test_help_of_what_trains_needs_no_torch(slim: Slim) -> None:
         "orchestrator train-router",
         "dspark train",
         "crosscoder train",
-        "crosscoder report",
+        "crosscoder show",
     ]
     verbs += ["early-decision probe", "world-model train"]
     found = slim(f"print(json.dumps([called(*verb.split(), '--help') for verb in {verbs}]))")

@@ -39,7 +39,7 @@ def _called_own(rep: Repetition, states: Path) -> list[int]:
     """The features that ``rank`` calls the tuned model's own, of the dictionary that ``train`` makes of ``states``."""
     made = rep.folder / "dictionary"
     rep.verb("crosscoder", "train", states, "--out", made, "--seed", rep.seed, *TRAIN)
-    return list(rep.verb("crosscoder", "rank", made, states)["own"])
+    return list(rep.verb("crosscoder", "show", made, states)["own"])
 
 
 def _captured(rep: Repetition, words: int = 20, width: int = WIDTH, rows_each: int = 400) -> dict[str, Path]:

@@ -104,7 +104,7 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     d, about = Dictionary.load(made)
     assert about.layer == 2
     assert d.own == 4
-    assert run("crosscoder", "rank", made, states, "--partition", "all", "--out", tmp_path / "rank.csv", "--json")[0] == 0
+    assert run("crosscoder", "show", made, states, "--partition", "all", "--out", tmp_path / "rank.csv", "--json")[0] == 0
     ranked = told(capsys)["features"]
     assert [row["d"] for row in ranked] == sorted((row["d"] for row in ranked), reverse=True)
     assert len((tmp_path / "rank.csv").read_text().splitlines()) == len(ranked) + 1
@@ -132,7 +132,7 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
         (held,) = kept.results("crosscoder steer")
         assert "spent" not in held.result
         assert (kept.kind, found.why) == ("crosscoder steer", result["verdict"])
-    assert run("crosscoder", "report", study, "--out", tmp_path / "report.md")[0] == 0
+    assert run("crosscoder", "show", study, "--out", tmp_path / "report.md")[0] == 0
     text = (tmp_path / "report.md").read_text()
     assert result["chosen"] in text
     assert "random directions of the same length do as well" in text
@@ -174,7 +174,7 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
         "Nothing stands out: of 3 sets, none raises the score by more than chance and by more than random sets of its size and "
         "norms, corrected over them."
     )
-    assert run("crosscoder", "report", tmp_path / "sets", "--out", tmp_path / "sets.md")[0] == 0
+    assert run("crosscoder", "show", tmp_path / "sets", "--out", tmp_path / "sets.md")[0] == 0
     shown = capsys.readouterr().out
     assert "| 3+9+1 | scale" in (tmp_path / "sets.md").read_text()
     assert re.search(r"^3\+9\+1 +scale", shown, re.MULTILINE)
@@ -195,7 +195,7 @@ def test_a_model_against_itself_has_nothing_of_its_own(folder: Path, tmp_path: P
     options = ["--features", 40, "--k", 6, "--exclusive", 0.3, "--steps", 60, "--batch", 32, "--lr", 0.01]
     assert run("crosscoder", "train", states, "--out", made, *options)[0] == 0
     assert "Nothing stands out: no feature is the tuned model's own" in capsys.readouterr().out
-    assert run("crosscoder", "rank", made, states, "--json")[0] == 0
+    assert run("crosscoder", "show", made, states, "--json")[0] == 0
     found = told(capsys)
     assert found["own"] == []
     assert found["verdict"].startswith("Nothing stands out")
@@ -293,8 +293,10 @@ def test_refused_later(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         assert words in capsys.readouterr().err
     assert run("crosscoder", "train", tmp_path, "--out", tmp_path / "d")[0] == 2
     assert "holds no captured states" in capsys.readouterr().err
-    assert run("crosscoder", "report", tmp_path)[0] == 2
+    assert run("crosscoder", "show", tmp_path)[0] == 2
     assert "holds no study" in capsys.readouterr().err
+    assert run("crosscoder", "show", tmp_path, "--top", 3)[0] == 2
+    assert "takes no --top" in capsys.readouterr().err
     assert run("crosscoder", "train", states, "--out", tmp_path / "d", "--features", 20, "--k", 4, "--steps", 2)[0] == 0
     export = ["crosscoder", "export", tmp_path / "d", states, "--out", tmp_path / "e"]
     for options, words in (
@@ -304,10 +306,10 @@ def test_refused_later(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         assert run(*export, *options)[0] == 2
         assert words in capsys.readouterr().err
         assert not (tmp_path / "e").exists()
-    rank = ["crosscoder", "rank", tmp_path / "d", states, "--out"]
+    rank = ["crosscoder", "show", tmp_path / "d", states, "--out"]
     assert run(*rank, tmp_path / "no" / "rank.csv")[0] == 2
     assert "there is no folder" in capsys.readouterr().err
-    assert run("crosscoder", "rank", tmp_path / "none", states)[0] == 2
+    assert run("crosscoder", "show", tmp_path / "none", states)[0] == 2
     assert (
         capsys.readouterr().err
         == f"ramify: cannot read the dictionary {tmp_path / 'none' / 'dictionary.json'}: No such file or directory\n"

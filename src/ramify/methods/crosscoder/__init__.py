@@ -19,23 +19,9 @@ COMPONENTS: dict[str, tuple[str, ...]] = {}
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.crosscoder.algorithm import confirm as confirm
-    from ramify.methods.crosscoder.algorithm import confirm_sets as confirm_sets
     from ramify.methods.crosscoder.algorithm import rank_features as rank_features
     from ramify.methods.crosscoder.algorithm import search as search
-    from ramify.methods.crosscoder.record import Confirmed as Confirmed
-    from ramify.methods.crosscoder.record import RankedFeature as RankedFeature
-    from ramify.methods.crosscoder.record import Steering as Steering
-    from ramify.methods.crosscoder.run import CachedScores as CachedScores
     from ramify.methods.crosscoder.run import Checkpoints as Checkpoints
-    from ramify.methods.crosscoder.run import States as States
     from ramify.methods.crosscoder.run import capture as capture
-    from ramify.methods.crosscoder.run import export as export
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "rank_features search confirm confirm_sets",
-            "record": "Confirmed RankedFeature Steering",
-            "run": "Checkpoints States capture CachedScores export",
-        },
-    )
+    __all__, __getattr__ = public(__name__, {"algorithm": "rank_features search confirm", "run": "Checkpoints capture"})

@@ -219,7 +219,7 @@ def _outcomes(rows: Sequence[SteeringOutcome]) -> Grid:
 def read_study(folder: Path) -> SteeringStudy:
     """What a study found, as its run keeps it. Raises UserError where there is none."""
     if not holds_run(folder):
-        raise UserError(f"{folder} holds no study: `ramify {KIND}` makes one")
+        raise UserError(f"{folder} holds no study: `ramify {KIND}` makes one, and a dictionary is shown with its STATES")
     with Run.open(folder) as run:
         kept = run.results(KIND)
     if not kept:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ramify.base.ledger import Ledger
 from ramify.base.progress import Progress
 from ramify.base.seeds import generator
 from ramify.base.words import plural
-from ramify.kit import Verbs, argument, option
+from ramify.kit import Verbs, argument, only_for, option
 from ramify.methods.crosscoder.record import DictionaryAbout, FitQuality, ListedFeature, OwnFeatures, Steering
 from ramify.methods.crosscoder.report import (
     KIND,
@@ -59,6 +59,8 @@ DictionaryFolder = Annotated[Path, argument(metavar="DICTIONARY", help="A folder
 
 SHORTLISTED = 0.1
 """A feature fires above this activation where the features are listed that the paper's rule takes (``--short``); else above 0."""
+TOP = 20
+"""Features listed."""
 CHOOSING = 0.33
 """Share of the prompts that choose feature and strength when steering; the others, twice as many, make the interval that is
 reported."""
@@ -158,17 +160,35 @@ def _own(made: Dictionary, l0: Mapping[str, float], values: np.ndarray, tool: np
 
 
 @app.verb()
-def rank(
-    dictionary: DictionaryFolder,
-    states: StatesFolder,
-    partition: Annotated[str, option(help="a (the tuned model alone), b (the base alone), shared or all.")] = "a",
+def show(
+    source: Annotated[Path, argument("DICTIONARY|RUN", help="A dictionary that `train` wrote, or a study that `steer` made.")],
+    states: Annotated[
+        Path | None, argument("STATES", help="With a dictionary: a folder that `ramify crosscoder capture` wrote.")
+    ] = None,
+    partition: Annotated[
+        Literal["a", "b", "shared", "all"] | None,
+        option(help="Of a dictionary: a (the tuned model alone; the default), b (the base alone), shared or all."),
+    ] = None,
     short: Annotated[
-        bool, option("--short", help="Only those that fire on 30 % of the tool corpus and at most 10 % of the other.")
+        bool,
+        option("--short", help="Of a dictionary: only what fires on 30 % of the tool corpus and at most 10 % of the other."),
     ] = False,
-    out: Annotated[Path | None, option(help=".csv to write.")] = None,
-    top: Annotated[int, option(min=1, help="Rows shown.")] = 20,
-) -> FeatureRanking:
-    """Rank features by how well they separate the two corpora, and test whether each belongs to one model alone."""
+    top: Annotated[int | None, option(min=1, help="Of a dictionary: rows shown; default: 20.")] = None,
+    out: Annotated[Path | None, option(help="File to write: .csv of a dictionary, .md of a study.")] = None,
+) -> FeatureRanking | SteeringStudy:
+    """Rank a dictionary's features by how well they separate the two corpora, and test whether each belongs to one model alone;
+    or report on a study: what was chosen on which prompts, what it does on the others, and what its controls do."""
+    if states is not None:
+        return _ranking(source, states, partition or "a", short, top or TOP, out)
+    only_for("a study (a dictionary is ranked on its STATES)", partition=partition, short=short, top=top)
+    study = read_study(source)
+    if out is not None:
+        write_whole(out, to_markdown(study.sections()))
+    return study
+
+
+def _ranking(dictionary: Path, states: Path, partition: str, short: bool, top: int, out: Path | None) -> FeatureRanking:
+    """The features of a dictionary by how well they separate the corpora, and whose they are."""
     from ramify.methods.crosscoder.algorithm import owned, rank_features, shortlist
     from ramify.methods.crosscoder.dictionary import Dictionary
     from ramify.methods.crosscoder.run import States
@@ -371,19 +391,6 @@ def _windows(
             scores(moved)
             found[f"{name}, {what}"] = tuple(scores.at[scores.key(moved)].mean(axis=0).tolist())
     return Windows(tuple(sorted(set(scoring["budgets"]))), found)
-
-
-@app.verb()
-def report(
-    study: Annotated[Path, argument(metavar="RUN", help="A run that `ramify crosscoder steer` made.")],
-    out: Annotated[Path | None, option(help=".md to write.")] = None,
-) -> SteeringStudy:
-    """The report of a study in Markdown: what was chosen on which prompts, what it does on the others,
-    and what its controls do."""
-    found = read_study(study)
-    if out is not None:
-        write_whole(out, to_markdown(found.sections()))
-    return found
 
 
 @app.verb()
