@@ -51,7 +51,7 @@ def test_every_verb_has_help_and_json(capsys: pytest.CaptureFixture, verb: str) 
 
 
 def test_help_lists_the_settings_of_a_verb_and_of_a_method(capsys: pytest.CaptureFixture) -> None:
-    for words, flag in ((("rollout",), "--model text"), (("graph-credit", "build"), "--anchor text")):
+    for words, flag in ((("rollout",), "--model text"), (("graph-credit", "show"), "--anchor text")):
         assert flag in run(capsys, *words, "--help")[1].partition(" Settings ")[2]
 
 
@@ -100,7 +100,7 @@ def test_the_completion_script_names_verbs_and_settings(capsys: pytest.CaptureFi
     [
         (["imporve"], "unknown verb or method 'imporve' (did you mean 'improve'?)"),
         (["graph-credits", "why"], "unknown verb or method 'graph-credits' (did you mean 'graph-credit'?)"),
-        (["graph-credit", "nosuchverb"], "unknown verb 'nosuchverb' of graph-credit (known: advantages, build, "),
+        (["graph-credit", "nosuchverb"], "unknown verb 'nosuchverb' of graph-credit (known: advantages, mark, "),
         (["--vrsion"], "unknown option --vrsion"),
         (["list", "--jsn"], "unknown option --jsn (did you mean '--json'?)"),
         (["list", "a", "b"], "unexpected argument 'b'"),

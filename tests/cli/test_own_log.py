@@ -146,7 +146,7 @@ def test_rewards_that_were_paid_step_by_step(verb: Any) -> None:
 
 def test_a_log_without_a_reward_is_refused_in_one_sentence(verb: Any) -> None:
     verb("import", write("log.jsonl", [{"task_id": t, "messages": m, "note": "x"} for t, m, _ in log()]), "--run", "mine")
-    for words in (("report",), ("mark",), ("advantages", "--out", "x.jsonl"), ("build",)):
+    for words in (("report",), ("mark",), ("advantages", "--out", "x.jsonl"), ("show",)):
         message = verb.refused("graph-credit", words[0], "mine", *words[1:])
         assert "mine holds no scored attempt" in message
         assert all(name in message for name in ("'reward'", "'score'", "'success'", "--reward-field"))

@@ -244,7 +244,7 @@ def test_verbs(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["graph-credit", "report", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["states"] == 3
     for out in ("g.json", "g.dot", "g.graphml"):
-        assert main(["graph-credit", "build", str(file), "--out", str(tmp_path / out), "--task", "t"]) == 0
+        assert main(["graph-credit", "show", str(file), "--out", str(tmp_path / out), "--task", "t"]) == 0
         assert (tmp_path / out).stat().st_size > 100
     assert main(["graph-credit", "show", str(file), "--task", "t"]) == 0
     assert "leave A" in capsys.readouterr().out
@@ -264,6 +264,7 @@ def test_verbs(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (["why", "FILE", "--task", "t", "--attempt", "9", "--step", "0"], "there is no step t/9/0"),
         (["show", "FILE", "--task", "u"], "no task 'u'"),
         (["show", "FILE", "--format", "png"], "--format: must be one of dot, json, not 'png'"),
+        (["show", "FILE", "--format", "dot", "--out", "x.dot"], "takes no --format"),
         (["advantages", "FILE", "--out", "/nowhere/x.jsonl"], "cannot write /nowhere/x.jsonl"),
     ],
 )
@@ -274,7 +275,7 @@ def test_bad_usage_is_one_sentence(args, sentence, file: Path, capsys: pytest.Ca
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("verb", ["advantages", "build"])
+@pytest.mark.parametrize("verb", ["advantages", "show"])
 def test_a_full_disk_is_no_mistake_of_the_user(verb, file: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["graph-credit", verb, str(file), "--out", "/dev/full"]) == 1
     assert capsys.readouterr().err == "ramify: cannot write /dev/full: No space left on device\n"

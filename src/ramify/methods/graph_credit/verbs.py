@@ -14,7 +14,7 @@ from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.words import plural
-from ramify.kit import Verbs, argument, option
+from ramify.kit import Verbs, argument, only_for, option
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.decisive import LEVEL
 from ramify.methods.graph_credit.report import CreditReport, RuleNumbers, StepCredit, StepNumbers
@@ -47,14 +47,13 @@ class Options(CreditConfig):
     scorer: str | None = None
     """Scorer whose score is an attempt's reward; by default env, the imported reward, or the only one there is."""
     task: str | None = None
-    """One task only (build, show, why)."""
+    """One task only (show, why)."""
     level: float = Field(LEVEL, gt=0, lt=1)
     """Chance of calling any step decisive where none is (report, why, mark)."""
 
 
 app = Verbs("graph-credit", help="Merge attempts by state and credit each step by its progress.")
 Source = Annotated[Path, argument(help="Step records (.jsonl or .parquet) or the folder of a run.")]
-Out = Annotated[Path | None, option(help="File to write.")]
 
 
 @dataclass(frozen=True)
@@ -117,25 +116,12 @@ class MergedStates(Result):
     steps: int
     states: int
     singleton_share: float
-    out: Path | None = None
+    out: Path
 
     def sections(self) -> Iterable[Section]:
         """One row of numbers."""
         names = ("tasks", "attempts", "steps", "states", "singleton_share")
         yield Section.of("", table(names, [[getattr(self, name) for name in names]]))
-
-
-@app.verb(settings=Options)
-def build(options: Options, source: Source, out: Out = None) -> MergedStates:
-    """Merge states; --out writes the graph as .json (node-link), .graphml or .dot."""
-    graph, doubts = _graph(source, options)
-    if out is not None and out.suffix == ".graphml":
-        graph.graph.write_graphml(out, options.task, {"value": [0.0 if v is None else v for v in graph.state_values()]})
-    elif out is not None:
-        write_whole(out, _drawn(graph, options.task, "dot" if out.suffix == ".dot" else "json"))
-    found = graph.report()
-    caveats = (*doubts, *found.caveats)
-    return MergedStates(found.tasks, found.attempts, found.steps, found.states, found.singleton_share, out, caveats=caveats)
 
 
 @dataclass(frozen=True)
@@ -192,12 +178,26 @@ class DrawnGraph(Result):
 def show(
     options: Options,
     source: Source,
-    form: Annotated[Literal["dot", "json"], option("--format", help="dot or json; --json is short for the second.")] = "dot",
-) -> DrawnGraph:
-    """Print the merged graph."""
+    form: Annotated[
+        Literal["dot", "json"] | None, option("--format", help="dot (the default) or json; --json is short for the second.")
+    ] = None,
+    out: Annotated[
+        Path | None, option(help="Write it as .json (node-link), .graphml or .dot, and print how far states merge.")
+    ] = None,
+) -> DrawnGraph | MergedStates:
+    """Print the merged graph, or write it to a file."""
     graph, doubts = _graph(source, options)
-    caveats = (*doubts, *graph.doubts())
-    return DrawnGraph(graph.to_json(options.task), _drawn(graph, options.task, form), caveats=caveats)
+    if out is None:
+        caveats = (*doubts, *graph.doubts())
+        return DrawnGraph(graph.to_json(options.task), _drawn(graph, options.task, form or "dot"), caveats=caveats)
+    only_for("--out, whose name says the format,", format=form)
+    if out.suffix == ".graphml":
+        graph.graph.write_graphml(out, options.task, {"value": [0.0 if v is None else v for v in graph.state_values()]})
+    else:
+        write_whole(out, _drawn(graph, options.task, "dot" if out.suffix == ".dot" else "json"))
+    merged = graph.report()
+    caveats = (*doubts, *merged.caveats)
+    return MergedStates(merged.tasks, merged.attempts, merged.steps, merged.states, merged.singleton_share, out, caveats=caveats)
 
 
 @dataclass(frozen=True)
