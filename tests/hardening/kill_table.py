@@ -43,7 +43,7 @@ VERBS: tuple[Verb, ...] = (
         "0,9 "
         "--gains 1,8 --clamps 4 --budgets 1 --randoms 1 --json",
         after="crosscoder train",
-        readers=("crosscoder report study --json",),
+        readers=("crosscoder show study --json",),
     ),
     Verb(
         DRAFTER.format("train", "--out drafter --sequences 8 --length 12 --steps 4 --rows 4 --anchors 4 --layers 1 --block 3"),
@@ -127,8 +127,8 @@ VERBS: tuple[Verb, ...] = (
         "crosscoder train states --features 24 --k 4 --steps 30 --batch 16 --lr 0.01 --out dictionary --json",
         after="crosscoder capture",
     ),
-    Verb("crosscoder rank dictionary states --partition all --out rank.csv --json", after="crosscoder train", old="rank.csv"),
-    Verb("crosscoder report study --out report.md --json", after="crosscoder steer", old="report.md"),
+    Verb("crosscoder show dictionary states --partition all --out rank.csv --json", after="crosscoder train", old="rank.csv"),
+    Verb("crosscoder show study --out report.md --json", name="crosscoder show-study", after="crosscoder steer", old="report.md"),
     Verb("crosscoder export dictionary states --features 0,3 --out vectors --json", after="crosscoder train"),
     Verb(DRAFTER.format("calibrate", "drafter --n 12 --tokens 12"), after="dspark train"),
     Verb(DRAFTER.format("profile", "drafter --loads 1,2 --repeats 3"), after="dspark train", timed=("drafter/profile.json",)),
@@ -143,7 +143,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("governance audit {in}/chats.jsonl --rules {in}/rules.txt --out report.md --json", old="report.md"),
     Verb("graph-credit advantages {in}/steps.jsonl --out credit.jsonl --json", old="credit.jsonl"),
     Verb("graph-credit advantages {in}/steps.jsonl --out credit.parquet --json", name="graph-credit advantages-parquet"),
-    Verb("graph-credit build {in}/steps.jsonl --out graph.graphml --json", old="graph.graphml"),
+    Verb("graph-credit show {in}/steps.jsonl --out graph.graphml --json", name="graph-credit show-out", old="graph.graphml"),
     Verb("graph-credit mark run --json", after="rollout"),
     Verb(
         "implicit-advantage score --trajectories {in}/attempts.jsonl --policy hf:{in}/tuned --reference hf:{in}/base --cache "
@@ -199,7 +199,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("verify-or-ship regimes {in}/candidates.jsonl --sweep c_ver=15,50 --out map.csv --json", old="map.csv"),
     Verb("verify-or-ship replay run --json", after="import-candidates"),
     Verb("verify-or-ship score run --out request.md --json", after="import-candidates", old="request.md"),
-    Verb("verify-or-ship shadow run --json", after="import-candidates"),
+    Verb("verify-or-ship replay run --shadow --json", name="verify-or-ship replay-shadow", after="import-candidates"),
     ServeComposer(f"orchestrator serve {POOL} --composer {{parts}}:plans --port {{port}} --out run --json"),
     Serve("serve builtin --port {port} --record ./run --json"),
     ServeWorld("world-model serve --model predict:{parts}:echoes --prompt Hello. --cache run --http --port {port} --json"),

@@ -162,7 +162,7 @@ def test_shadow_marks_decisions_and_changes_nothing(file: Path, tmp_path: Path, 
     folder = tmp_path / "run"
     assert main(["import", str(file), "--run", str(folder)]) == 0
     before = read_source(folder)
-    found = asked("shadow", folder, *COSTS)
+    found = asked("replay", folder, "--shadow", *COSTS)
     assert found["n"] == 120
     assert found["saved"] > 0
     with Run.open(folder) as stored:
@@ -300,6 +300,7 @@ def test_bad_records_are_one_sentence(
         (("regimes", "tables.json", "--priors", "2"), "between 0 and 1"),
         (("regimes", "tables.json", "--out", "map.png"), ".csv or .svg"),
         (("replay", "records.jsonl", "--tables", "tables.json"), "calibrated on 120 of these instances"),
+        (("replay", "records.jsonl", "--shadow", "--max-false-accept", "0.1"), "--shadow takes no --max-false-accept"),
         (("replay", "records.jsonl", "--horizon", "5"), "choose a smaller --horizon"),
     ],
 )  # fmt: skip

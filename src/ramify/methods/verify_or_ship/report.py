@@ -27,7 +27,7 @@ from ramify.render.svg import flow, frame, label, tag, text_width
 from ramify.trace.node import Finding
 
 REPLAYED = "verify-or-ship replay"
-SHADOW = "verify-or-ship shadow"
+SHADOW = "verify-or-ship replay shadow"
 MOST_LINES = 60
 """Of a policy written out from the prior."""
 

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
-from ramify.kit import Seed, Verbs, argument, option
+from ramify.kit import Seed, Verbs, argument, only_for, option
 from ramify.methods.verify_or_ship import records, report
 from ramify.methods.verify_or_ship.algorithm import (
     FIRST,
@@ -494,9 +494,16 @@ def replay(
     tables: TablesOption = None,
     verifier: Verifier = records.VERIFIER,
     max_false_accept: FalseAccept = None,
+    shadow: Annotated[
+        bool, option("--shadow", help="Attempt by attempt: what the controller would have decided and saved; the run keeps it.")
+    ] = False,
     seed: Seed = 0,
-) -> ReplayReport:
-    """What every policy would have got on stored attempts: the planners, every fixed rule, and stopping at once."""
+) -> ReplayReport | ShadowReport:
+    """What every policy would have got on stored attempts: the planners, every fixed rule, and stopping at once;
+    with --shadow, what the controller alone would have done in each."""
+    if shadow:
+        only_for("--shadow", max_false_accept=max_false_accept)
+        return _shadow(options, source, tables, verifier, seed)
     found = records.read_source(source, verifier)
     known = None if tables is None else records.read_tables(tables)
     of = known or fit(found)
@@ -616,8 +623,9 @@ class Followed(NamedTuple):
 
 @dataclass(frozen=True)
 class ShadowReport(Result):
-    """What the controller would have decided in recorded attempts, paid and delivered (:func:`shadow`)."""
+    """What the controller would have decided in recorded attempts, paid and delivered (``replay --shadow``)."""
 
+    PART = "shadow"
     n: int
     saved: float
     cost: float
@@ -636,16 +644,8 @@ class ShadowReport(Result):
         yield Section.of("", table(head, rows), f"... and {more} more" if more > 0 else "", self.says)
 
 
-@app.verb(settings=ControlConfig, keeps="source")
-def shadow(
-    options: ControlConfig,
-    source: Source,
-    tables: TablesOption = None,
-    verifier: Verifier = records.VERIFIER,
-    seed: Seed = 0,
-) -> ShadowReport:
-    """What the controller would have decided in recorded attempts, and saved;
-    decisions are kept in the run, nothing is changed."""
+def _shadow(options: ControlConfig, source: Path, tables: Path | None, verifier: str, seed: int) -> ShadowReport:
+    """Follow the controller through the recorded attempts, and keep its decisions in the run."""
     found = records.read_source(source, verifier)
     parts = (
         [(fit(others), held) for others, held in folds(found, 5, seed)]
