@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import ramify
+from ramify.base import registry
 from ramify.base.errors import BudgetSpentError, NeedsError
 from ramify.cli import main as cli
 
@@ -31,12 +33,22 @@ def test_help_lists_every_verb_and_method_without_importing_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    for word in (*cli.VERBS, "graph-credit"):
-        assert f" {word} " in done.stdout
+    lines = done.stdout.splitlines()[:-1]
+    assert 24 <= len(lines) <= 30
+    assert max(map(len, lines)) <= 80
+    body = "\n".join(lines[5:])
+    for name in (*cli.VERBS, *registry.builtin_methods()):
+        pattern = rf" {name} {{2,}}[a-z]" if name in cli.VERBS else rf"(?<![\w-]){name}(?=[,:\n]|$)"
+        assert len(re.findall(pattern, body)) == 1, name
 
 
 def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture) -> None:
-    assert run(capsys)[1] == run(capsys, "--help")[1] == run(capsys, "-h")[1]
+    assert run(capsys)[1] == run(capsys, "--help")[1] == run(capsys, "-h")[1] == cli.FRONT
+
+
+def test_help_may_come_first(capsys: pytest.CaptureFixture) -> None:
+    assert run(capsys, "--help", "graph-credit", "why") == run(capsys, "graph-credit", "why", "--help")
+    assert run(capsys, "--help", "nonsense")[0] == 2
 
 
 def test_version(capsys: pytest.CaptureFixture) -> None:

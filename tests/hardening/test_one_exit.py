@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "ramify"
 EXIT = "render/terminal.py"
 #: (file, use) that is no way to the terminal, each with the reason.
 ALLOWED = {
-    ("cli/main.py", "sys.stdout"),  # flushed, and pointed at nothing when its reader has left
+    ("cli/main.py", "sys.stdout"),  # the front page, a constant; flushed, and pointed at nothing when its reader has left
     ("base/plugins.py", "sys.stderr"),  # what a stranger's module prints while it loads goes there, not into --json
 }
 #: Programs that run in another process, whose output is caught and cut by its parent.

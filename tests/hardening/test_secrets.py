@@ -203,7 +203,7 @@ import sys
 import ramify.cli
 from ramify.cli.main import VERBS, main
 ramify.cli.__path__.append(sys.argv[1])
-VERBS["fault"] = ("fault", "")
+VERBS.append("fault")
 sys.argv[1:] = ["fault"]
 sys.exit(main())
 """

@@ -6,40 +6,58 @@ Exit codes are those of ``base.errors``: 0 done, 1 failed, 2 usage or bad input,
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from cyclopts import Group
-
-from ramify.base import registry
-from ramify.base.errors import EXIT_FAILED, RamifyError, UserError, nearest
+from ramify.base.errors import EXIT_DONE, EXIT_FAILED, RamifyError, UserError, nearest
 from ramify.base.extras import needed
-from ramify.base.files import refusal
 from ramify.base.version import VERSION
-from ramify.cli.methods import method_app, method_path, summary
-from ramify.kit import Verbs, call
 
-#: Verb -> (module under ramify.cli, one line of help).
-VERBS = {
-    "improve": ("improve", "Make an agent better: attempts, credit per step, training, a before/after report."),
-    "rollout": ("rollout", "Play tasks with any agent in any environment, here or on workers, and keep the trees."),
-    "resume": ("resume", "Continue an interrupted run."),
-    "show": ("show", "Summarise a run in the terminal, as one HTML file or as local web pages."),
-    "why": ("why", "Which step of an attempt lost it, what else was possible there, and what would have helped."),
-    "serve": ("serve", "Serve a model to OpenAI clients, with speculation, recording and middleware."),
-    "fork": ("fork", "Rewind a run to a token, change one thing, sample n continuations, compare the outcomes."),
-    "import": ("import_", "Read traces of other tools into a run."),
-    "export": ("export", "Write a run for other tools: JSON lines, Parquet, Graphviz, HTML."),
-    "list": ("list", "List environments, models, judges, methods and other components."),
-    "check": ("check", "Check that an environment, model, judge or other component does what its kind promises."),
-    "new": ("new", "Write the skeleton of a component of your own, with its test and plug-in entry."),
-    "doctor": ("doctor", "Check the installation: versions, hardware, extras, plug-ins, endpoints, sandbox."),
-    "repro": ("repro", "Reproduce a method's headline result and print its table of checks."),
-    "completion": ("completion", "Print the completion script of a shell: bash, zsh or fish."),
-}
-ABOUT = "Branch an agent's run at any token, see which step had which consequence, and use that to make the agent better."
-GROUPS = Group("Verbs", sort_key=0), Group("Methods (ramify METHOD VERB ...)", sort_key=1)
+if TYPE_CHECKING:
+    from ramify.kit import Verbs
+
+#: Each is the module of its name under ramify.cli.
+VERBS = [
+    *("why", "show", "fork", "improve", "rollout", "resume", "serve", "import", "export"),
+    *("doctor", "list", "new", "check", "repro", "completion"),
+]
+FRONT = """\
+Usage: ramify VERB ... | METHOD VERB ...      (--help after any word; --version)
+
+Branch an agent's run at any token, see which step had which consequence, and
+use that to make the agent better.
+
+A run failed           why         which step lost it, what would have helped
+                       show        a run in the terminal, or as web pages
+                       fork        change one thing at any token, sample on
+Make an agent better   improve     attempts, credit per step, training, report
+                       rollout     play tasks with any agent, keep the trees
+                       resume      continue what was interrupted
+Serve                  serve       a model, or a gateway, for OpenAI clients
+Study a checkpoint     crosscoder, implicit-advantage: what training changed
+                       cliffs, early-decision: where its reasoning turns
+Keep and convert runs  import      read traces of other tools into a run
+                       export      write a run for other tools
+Parts and setup        doctor      what is installed, missing or broken
+                       list        name models, judges, methods, other parts
+                       new         write the skeleton of a part of your own
+                       check       test a part, or a method where truth is known
+                       repro       reproduce a method's headline result
+                       completion  print the completion script of a shell
+
+Methods, by what they are for (`ramify list` says what each does)
+Credit and sampling    graph-credit, tree-rollouts, maze-recovery
+Motives and rules      forensics, governance, theory-loop
+Judges and tests       judge-evolution, verify-or-ship
+Bugs and slow code     diagnose, kernel-search
+Memory, simulation     earned-code-memory, world-model
+Speed and routing      dspark, orchestrator
+"""
+"""What ``ramify --help`` prints: a text, so that nothing is loaded for it."""
+HELP = {"--help", "-h", "--help-all"}
 
 
 #: Options that name what is made: an empty name, as of a variable that is not set, would be the current folder, or nothing.
@@ -47,36 +65,32 @@ NAMED = ("--out", "--run", "--record")
 
 
 def _version() -> str:
-
     return f"ramify {VERSION}"
 
 
 def command_line(called: str | None = None) -> Verbs:
-    """The whole command line, of which only the verb or method ``called`` is imported; all of them for None.
+    """The command line with the verb or method ``called``, and nothing where that is an option; with all of them for None.
 
     Raises UserError, with the nearest name, where nothing is called so.
     """
-    app = Verbs("ramify", help=ABOUT, version=_version, group_commands=GROUPS[0])
+    from ramify.base import registry  # all of these are slow to load, and help needs none
+    from ramify.cli.methods import method_app
+    from ramify.kit import Verbs
+
+    app = Verbs("ramify", version=_version)
     app.suppress_keyboard_interrupt = False
     methods = registry.builtin_methods()
     if called is not None and not called.startswith("-") and called not in VERBS and called not in methods:
         methods = registry.names("method")
         if called not in methods:
             raise UserError(f"unknown verb or method '{called}' ({nearest(called, [*VERBS, *methods])})")
-    for rank, (name, (module, text)) in enumerate(VERBS.items()):
+    for name in VERBS:
         if called in (name, None):
-            found = importlib.import_module(f"ramify.cli.{module}").app
-            found.sort_key = rank
-            app.command(found)
-        else:
-            app.command(f"ramify.cli.{module}:app", name=name, help=text, group=GROUPS[0], sort_key=rank)
+            module = f"ramify.cli.{name}_" if keyword.iskeyword(name) else f"ramify.cli.{name}"
+            app.command(importlib.import_module(module).app)
     for name in methods:
         if called in (name, None):
-            found = method_app(name)
-            found.group = GROUPS[1]
-            app.command(found)
-        elif path := method_path(name):
-            app.command(f"{path}:app", name=name, help=summary(name), group=GROUPS[1])
+            app.command(method_app(name))
     return app
 
 
@@ -86,7 +100,13 @@ def run(words: Sequence[str]) -> int:
         flag, equals, value = word.partition("=")
         if flag in NAMED and not value and (equals or "" in words[i + 1 : i + 2]):
             raise UserError(f"{flag} takes a name, and the one given is empty")
-    return call(command_line(words[0]), words)
+    if HELP.intersection(words) and all(word.startswith("-") for word in words):
+        sys.stdout.write(FRONT)
+        return EXIT_DONE
+    from ramify.kit import call
+
+    first, *rest = words
+    return call(command_line(rest[0]), [*rest, first]) if first in HELP else call(command_line(first), words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:  # standard output on a full disk: nothing more may be written there, as above
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from ramify.base.files import refusal
+
         refused = refusal(os.fsdecode(error.filename or "cannot write the output"), error)
         return _complain(str(refused), refused.exit_code)
     except Exception as error:

@@ -28,13 +28,6 @@ _OF_JOBS = {
 """Verbs of a method that need a job or the server, which no method may import: their module and application."""
 
 
-def method_path(slug: str) -> str:
-    """The module of a built-in method's verbs, found without importing it; "" for a method without."""
-    package = slug.replace("-", "_")
-    folder = Path(ramify.methods.__path__[0]) / package
-    return f"ramify.methods.{package}.verbs" if (folder / "verbs.py").is_file() else ""
-
-
 def method_app(slug: str) -> Verbs:
     """The method's verbs. Raises UserError for a method without verbs."""
     module = f"{registry.get('method', slug).__name__}.verbs"
