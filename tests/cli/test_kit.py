@@ -172,6 +172,14 @@ def test_help_shows_what_a_verb_takes(capsys: pytest.CaptureFixture) -> None:
     assert "--train.lr number" in capsys.readouterr().out
 
 
+def test_an_option_of_another_choice_is_refused() -> None:
+    kit.only_for("copy", out=None, force=False)
+    with pytest.raises(UserError, match="^copy takes no --dry-run$"):
+        kit.only_for("copy", out=None, dry_run=True)
+    with pytest.raises(UserError, match="^copy takes no --count$"):
+        kit.only_for("copy", count=0)
+
+
 @pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=12), max_size=4))
