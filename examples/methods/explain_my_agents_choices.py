@@ -39,8 +39,8 @@ def main(participants="", folder="runs/my-agents-choices"):
     for row in found.leaderboard:
         print(f"{row.label}  score {row.score:.2f}  {row.theory}")
     claim = f"{folder}/claim.json"
-    ramify(["theory-loop", "preregister", folder, "--out", claim, "--people", "30"])
-    ramify(["theory-loop", "confirm", folder, "--registration", claim])
+    ramify(["theory-loop", "confirm", folder, claim, "--register", "--people", "30"])
+    ramify(["theory-loop", "confirm", folder, claim])
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ FILES = {
         "earned_code_memory/report.py:export",
         *("maze_recovery/theory_verbs.py:train", "maze_recovery/verbs.py:audit", "maze_recovery/verbs.py:build"),
         *("verify_or_ship/verbs.py:calibrate", "verify_or_ship/verbs.py:regimes_"),
-        *("theory_loop/verbs.py:export", "theory_loop/verbs.py:preregister", "theory_loop/verbs.py:simulate"),
+        *("theory_loop/verbs.py:_export", "theory_loop/verbs.py:_register", "theory_loop/verbs.py:_simulate"),
         *("world_model/preparing.py:prepare", "kernel_search/verbs.py:_tuned"),
     },
     "report": {

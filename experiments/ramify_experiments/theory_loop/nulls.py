@@ -17,8 +17,8 @@ def _confirmed(rep: Repetition, truth: str, *seeds: str, people: int = 40) -> di
     rep.verb(
         METHOD, "run", "--out", folder, "--participants", f"simulated:{truth}", "--seed", str(rep.seed % 2**31), *theories, *SMALL
     )
-    rep.verb(METHOD, "preregister", folder, "--out", claim, "--people", str(people), "--seed", str(rep.seed % 2**31))
-    return rep.verb(METHOD, "confirm", folder, "--registration", claim)
+    rep.verb(METHOD, "confirm", folder, claim, "--register", "--people", str(people), "--seed", str(rep.seed % 2**31))
+    return rep.verb(METHOD, "confirm", folder, claim)
 
 
 def _beats_the_truth(rep: Repetition) -> bool:

@@ -59,7 +59,18 @@ def test_a_person_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     hostile = tmp_path / "consent.txt"
     hostile.write_text("We study </script><script>alert(1)</script> choices & 'keys'.\n\nSecond paragraph.")
     assert (
-        main(["theory-loop", "export", str(tmp_path / "run"), "--out", str(tmp_path / "task.html"), "--consent", str(hostile)])
+        main(
+            [
+                "theory-loop",
+                "data",
+                "export",
+                str(tmp_path / "run"),
+                "--out",
+                str(tmp_path / "task.html"),
+                "--consent",
+                str(hostile),
+            ]
+        )
         == 0
     )
     seen: list[str] = []
@@ -91,7 +102,15 @@ def test_a_person_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     assert (
         main(
-            ["theory-loop", "import-data", str(tmp_path / "run"), str(tmp_path / "ann.csv"), str(tmp_path / "bot.csv"), "--json"]
+            [
+                "theory-loop",
+                "data",
+                "import",
+                str(tmp_path / "run"),
+                str(tmp_path / "ann.csv"),
+                str(tmp_path / "bot.csv"),
+                "--json",
+            ]
         )
         == 0
     )

@@ -48,26 +48,30 @@ def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_a_run_read_every_way(done: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert loop("status", done, "--json") == 0
+    assert loop("show", done, "--json") == 0
     status = said(capsys)
     assert (status["rounds"], status["of"], len(status["experiments"]), len(status["survivors"])) == (1, 1, 2, 2)
-    assert loop("leaderboard", done, "--json") == 0
+    assert loop("show", done, "leaderboard", "--json") == 0
     rows = said(capsys)["leaderboard"]
     assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
-    assert loop("leaderboard", done, "--theory", "pi_1") == 0
+    assert loop("show", done, "leaderboard", "--theory", "pi_1") == 0
     (tmp_path / "own.py").write_text(capsys.readouterr().out)
     assert loop("check", tmp_path / "own.py", "--json") == 0
     assert said(capsys)["ok"]
-    assert loop("replay", done, "--json") == 0
+    assert loop("check", done, "--json") == 0
     again = said(capsys)
     assert again["differences"] == []
     assert again["compared"] == 2 * 4
-    assert loop("evaluate", done, "--against", "tallying", "--json") == 0
+    assert loop("check", done, "--against", "tallying", "--json") == 0
     errors = {row["theory"]: row["mse_pb"] for row in said(capsys)["rows"]}
     assert errors["pi_1"] > 0.05  # take the best is far from tallying
     assert main(["show", str(done), "--json"]) == 0
     results = said(capsys)["results"]
-    assert set(results) >= {"theory-loop run", "theory-loop replay", "theory-loop evaluate"}  # what its verbs found is kept
+    assert set(results) >= {
+        "theory-loop run",
+        "theory-loop check replay",
+        "theory-loop check against",
+    }  # what its verbs found is kept
     sections = results["theory-loop run"]
     shown = {one["title"]: next(part["rows"] for part in one["parts"] if isinstance(part, dict)) for one in sections}
     assert [row[0] for row in shown["Theories"]] == [row["label"] for row in rows]
@@ -85,7 +89,7 @@ def test_a_run_that_has_only_begun_and_one_of_no_method_show_what_they_have(tmp_
     from ramify.web.pages import report_html
 
     hostile = replace(CANONICAL["ttb"], description="<script>alert(1)</script>")
-    for name, kind in (("begun", "theory-loop run"), ("other", "theory-loop simulate"), ("nobody", "no-such run")):
+    for name, kind in (("begun", "theory-loop run"), ("other", "theory-loop data"), ("nobody", "no-such run")):
         with Run.begin(tmp_path / name, kind, {"seeds": ["ttb", "wadd"]}, {}) as run:
             assert sections_of(run) == {}
             if name != "begun":
@@ -118,7 +122,7 @@ def test_replay_sees_a_number_that_was_changed(tmp_path: Path, capsys: pytest.Ca
         )
     db.close()
     capsys.readouterr()
-    assert loop("replay", folder, "--json") == 1
+    assert loop("check", folder, "--json") == 1
     assert [one["what"] for one in said(capsys)["differences"]] == ["experiment 1.1, predicted by pi_1"]
     with sqlite3.connect(folder / "run.sqlite") as db:
         (payload,) = db.execute("SELECT payload FROM journal WHERE kind = 'proposal' AND key = '1.1'").fetchone()
@@ -129,7 +133,7 @@ def test_replay_sees_a_number_that_was_changed(tmp_path: Path, capsys: pytest.Ca
             (changed.encode() if isinstance(payload, bytes) else changed,),
         )
     db.close()
-    for words in (("show", folder), ("theory-loop", "status", folder)):
+    for words in (("show", folder), ("theory-loop", "show", folder)):
         assert main(list(map(str, words))) == 2
         assert "experiment 1.1" in capsys.readouterr().err
 
@@ -137,19 +141,19 @@ def test_replay_sees_a_number_that_was_changed(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.slow
 def test_a_claim_is_fixed_before_its_data(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paper = tmp_path / "claim.json"
-    assert loop("preregister", done, "--out", paper, "--people", 20, "--rival", "pi_1", "--rival", "coin", "--json") == 0
+    assert loop("confirm", done, paper, "--register", "--people", 20, "--rival", "pi_1", "--rival", "coin", "--json") == 0
     assert said(capsys)["people"] == 20
-    assert loop("preregister", done, "--out", paper, "--people", 21, "--rival", "pi_1", "--rival", "coin") == 2
+    assert loop("confirm", done, paper, "--register", "--people", 21, "--rival", "pi_1", "--rival", "coin") == 2
     assert "a registration is not overwritten" in capsys.readouterr().err
     assert json.loads(paper.read_text())["people"] == 20
     changed = {**json.loads(paper.read_text()), "alpha": 0.5}
     (tmp_path / "changed.json").write_text(json.dumps(changed))
-    assert loop("confirm", done, "--registration", tmp_path / "changed.json") == 2
+    assert loop("confirm", done, tmp_path / "changed.json") == 2
     assert "changed after it was made" in capsys.readouterr().err
-    assert loop("confirm", done, "--registration", paper, "--json") == 0
+    assert loop("confirm", done, paper, "--json") == 0
     first = said(capsys)
     assert {row["rival"] for row in first["rivals"]} == {"pi_1", "coin"}
-    assert loop("confirm", done, "--registration", paper, "--json") == 0
+    assert loop("confirm", done, paper, "--json") == 0
     assert said(capsys) == first
     with Run.open(done) as run:
         assert [one.name for one in run.findings(maker="theory-loop confirm")] == ["winner" if first["winner"] else "no winner"]
@@ -172,13 +176,13 @@ def test_choices_that_diminishing_returns_predict_are_registered_and_tested(
         for test, people in TESTS.items():
             paper = tmp_path / f"{truth} {test}.json"
             capsys.readouterr()
-            claim = ("--theory", "dr-wadd", "--test", test, "--out", paper, *people)
-            assert loop("preregister", run, *claim, "--json") == 0
+            claim = (paper, "--register", "--theory", "dr-wadd", "--test", test, *people)
+            assert loop("confirm", run, *claim, "--json") == 0
             made = said(capsys)
             assert made["expected"]["dr-wadd"] > 2 * max(value for one, value in made["expected"].items() if one != "dr-wadd")
-            assert loop("confirm", run, "--registration", paper, "--json") == 0
+            assert loop("confirm", run, paper, "--json") == 0
             told[truth, test] = said(capsys)
-            assert loop("confirm", run, "--registration", paper, "--strict") == (0 if told[truth, test]["holds"] else 1)
+            assert loop("confirm", run, paper, "--strict") == (0 if told[truth, test]["holds"] else 1)
         with Run.open(run) as opened:
             assert len(list(opened.findings(maker="theory-loop confirm"))) == 3
     assert [told["dr-wadd", test]["holds"] for test in TESTS] == [True] * 3
@@ -194,24 +198,24 @@ def test_a_claim_is_not_tested_on_people_of_the_loop(tmp_path: Path, capsys: pyt
     run, paper = tmp_path / "run", tmp_path / "claim.json"
     words = ("--rounds", 1, "--iterations", 1, "--people", 2, "--runs", 10, "--searched", 2, "--participants", "web")
     assert loop("run", "--out", run, *words) == 0
-    assert loop("export", run, "--out", tmp_path / "first.json") == 0
+    assert loop("data", "export", run, "--out", tmp_path / "first.json") == 0
     design = read_design(json.loads((tmp_path / "first.json").read_text()))
     first = as_csv(tmp_path / "first.csv", person(design, "ann", 1), person(design, "ben", 2))
-    assert loop("import-data", run, first) == 0
-    claim = ("--theory", "dr-wadd", "--test", "steep-flat", "--people", 5, "--out", paper)
-    assert loop("preregister", run, *claim, "--design", tmp_path / "first.json") == 2
+    assert loop("data", "import", run, first) == 0
+    claim = (paper, "--register", "--theory", "dr-wadd", "--test", "steep-flat", "--people", 5)
+    assert loop("confirm", run, *claim, "--design", tmp_path / "first.json") == 2
     assert "has an experiment of its own" in capsys.readouterr().err
-    assert loop("preregister", run, *claim) == 0
-    assert loop("confirm", run, "--registration", paper) == 2
+    assert loop("confirm", run, *claim) == 0
+    assert loop("confirm", run, paper) == 2
     assert "name their fresh choices with --data" in capsys.readouterr().err
-    assert loop("export", "--design", paper, "--out", tmp_path / "task.html") == 0
+    assert loop("data", "export", "--design", paper, "--out", tmp_path / "task.html") == 0
     wanted = read_design(json.loads(paper.read_text())["design"])
     assert wanted.hash in (tmp_path / "task.html").read_text()
     same = as_csv(tmp_path / "same.csv", person(wanted, "cleo", 3), person(wanted, "ann", 4))
-    assert loop("confirm", run, "--registration", paper, "--data", same) == 2
+    assert loop("confirm", run, paper, "--data", same) == 2
     assert "'ann' took part in experiment 1.1" in capsys.readouterr().err
     fresh = as_csv(tmp_path / "fresh.csv", person(wanted, "cleo", 3), person(wanted, "dan", 4))
-    assert loop("confirm", run, "--registration", paper, "--data", fresh, "--json") == 0
+    assert loop("confirm", run, paper, "--data", fresh, "--json") == 0
     found = said(capsys)
     assert (found["people"], found["registered"]) == (2, 5)
 
@@ -270,7 +274,7 @@ def test_people_come_by_hand_and_the_loop_goes_on(tmp_path: Path, capsys: pytest
     )
     assert loop("run", "--out", folder, *words, "--json") == 0
     assert said(capsys)["waiting"] == "1.1"
-    assert loop("export", folder, "--out", tmp_path / "design.json", "--json") == 0
+    assert loop("data", "export", folder, "--out", tmp_path / "design.json", "--json") == 0
     design = read_design(json.loads((tmp_path / "design.json").read_text()))
     assert said(capsys)["design"] == design.hash
     bad = [
@@ -278,10 +282,10 @@ def test_people_come_by_hand_and_the_loop_goes_on(tmp_path: Path, capsys: pytest
         person(design, "away", 4, off=61_000), person(design, "program", 5, bot=1), person(design, "stopped", 6, trials=40),
     ]  # fmt: skip
     first = as_csv(tmp_path / "first.csv", *bad, person(design, "ann", 7))
-    assert loop("import-data", folder, first, "--dry-run", "--json") == 0
-    assert loop("import-data", folder, first, "--json") == 0
+    assert loop("data", "import", folder, first, "--dry-run", "--json") == 0
+    assert loop("data", "import", folder, first, "--json") == 0
     capsys.readouterr()
-    assert loop("import-data", folder, first, "--json") == 0  # the same file twice is the same people
+    assert loop("data", "import", folder, first, "--json") == 0  # the same file twice is the same people
     found = said(capsys)
     assert (found["kept"], found["dropped"], found["complete"]) == (1, 6, False)
     reasons = {one["subject"]: one["dropped"] for one in found["people"]}
@@ -297,7 +301,7 @@ def test_people_come_by_hand_and_the_loop_goes_on(tmp_path: Path, capsys: pytest
     assert loop("run", "--out", folder, *words, "--json") == 0
     assert said(capsys)["waiting"] == "1.1"
     more = [as_csv(tmp_path / f"{name}.csv", person(design, name, 20 + i)) for i, name in enumerate(("ben", "cleo", "dan"))]
-    assert loop("import-data", folder, *more, "--json") == 0
+    assert loop("data", "import", folder, *more, "--json") == 0
     assert said(capsys)["complete"]
     with Run.open(folder) as run:
         (payload,) = [one.payload for one in run.journal("data")]
@@ -309,12 +313,12 @@ def test_people_come_by_hand_and_the_loop_goes_on(tmp_path: Path, capsys: pytest
     assert found["waiting"] == "1.2"
     assert [row["score"] for row in found["leaderboard"]] == [1, 1]  # nothing is predicted yet, so nobody is the worst
     assert [one["people"] for one in found["experiments"]] == [3, None]
-    assert loop("import-data", folder, more[0]) == 2
+    assert loop("data", "import", folder, more[0]) == 2
     assert "is of another experiment" in capsys.readouterr().err
-    assert loop("export", folder, "--out", tmp_path / "second.json") == 0
+    assert loop("data", "export", folder, "--out", tmp_path / "second.json") == 0
     other = read_design(json.loads((tmp_path / "second.json").read_text()))
     two = as_csv(tmp_path / "two.csv", person(other, "eve", 30), person(other, "fay", 31))
-    assert loop("import-data", folder, two, "--fewer", "--json") == 0
+    assert loop("data", "import", folder, two, "--fewer", "--json") == 0
     capsys.readouterr()
     assert loop("run", "--out", folder, *words, "--json") == 0
     found = said(capsys)
@@ -344,7 +348,7 @@ BAD_FILES: dict[str, tuple[str, str]] = {
 def test_bad_files_of_people_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     text, wanted = BAD_FILES[name]
     (tmp_path / "people.csv").write_text(text)
-    assert loop("evaluate", "ttb", "--against", tmp_path / "people.csv") == 2
+    assert loop("check", "ttb", "--against", tmp_path / "people.csv") == 2
     error = capsys.readouterr().err
     assert wanted in error
     assert "Traceback" not in error
@@ -357,7 +361,7 @@ def test_what_does_not_fit_is_one_sentence(done: Path, tmp_path: Path, capsys: p
         (("run", "--out", tmp_path / "x", "--theory", "tbb", "--theory", "wadd"), "ttb"),
         (("run", "--out", tmp_path / "x", "--theory", "ttb"), "two theories"),
         (("run", "--out", tmp_path / "x", "--participants", "martians"), "simulated:THEORY"),
-        (("run", "--out", tmp_path / "x", "--participants", "csv:a.csv"), "`import-data` reads from CSV"),
+        (("run", "--out", tmp_path / "x", "--participants", "csv:a.csv"), "`data import` reads from CSV"),
         (("check", "ttb", "--limit", "beta"), "as in gamma=0:tallying"),
         (("check", "ttb", "--limit", "beta=1:tallyng"), "no theory 'tallyng'"),
         (("run", "--out", tmp_path / "x", "--participants", "web", "--noise", "0.5"), "noise is for simulated participants"),
@@ -365,14 +369,27 @@ def test_what_does_not_fit_is_one_sentence(done: Path, tmp_path: Path, capsys: p
         (("check", tmp_path / "bad.py"), "imports 'os'"),
         (("check", "ttb", "--design", tmp_path / "bad.json"), "trial_a_ratings[0] does not have 1 ratings"),
         (("check", tmp_path / "none.py"), "cannot read the theory"),
-        (("leaderboard", done, "--theory", "pi_9"), "no theory 'pi_9'"),
-        (("export", done, "--experiment", "7.1"), "no experiment '7.1'"),
-        (("export", done, "--out", "x.txt"), "ends in .html"),
-        (("export",), "name a run or --design"),
-        (("replay", done, "--round", "5"), "no data of round 5"),
-        (("import-data", done, tmp_path / "none.csv"), "has its data already"),
-        (("confirm", done, "--registration", tmp_path / "bad.json"), "no registration"),
-        (("status", tmp_path), "not a run"),
+        (("show", done, "leaderboard", "--theory", "pi_9"), "no theory 'pi_9'"),
+        (("show", done, "--theory", "pi_1"), "show status takes no --theory"),
+        (("data", "export", done, "--experiment", "7.1"), "no experiment '7.1'"),
+        (("data", "export", done, "--out", "x.txt"), "ends in .html"),
+        (("data", "export"), "name a run or --design"),
+        (("check", done, "--round", "5"), "no data of round 5"),
+        (("data", "import", done, tmp_path / "none.csv"), "has its data already"),
+        (("data", "import", done), "needs what people saved"),
+        (("data", "import", done, "a.csv", "--title", "x"), "data import takes no --title"),
+        (("data", "simulate", "ttb"), "needs --out"),
+        (("data", "simulate", "--out", "x.csv"), "needs a theory"),
+        (("data", "simulate", "ttb", "--out", "x.csv", "--fewer"), "data simulate takes no --fewer"),
+        (("data", "export", done, "a.csv"), "data export takes no CSV"),
+        (("data", "export", done, "--seed", 0), "data export takes no --seed"),
+        (("check", "ttb", "--round", 1), "takes no --round"),
+        (("check", "ttb", "--against", "wadd", "--limit", "beta=1:ttb"), "check --against takes no --limit"),
+        (("check", done, "--count", 20), "check of a run without --against takes no --count"),
+        (("confirm", done, "claim.json", "--people", 20), "confirm without --register takes no --people"),
+        (("confirm", done, "claim.json", "--register", "--strict"), "confirm --register takes no --strict"),
+        (("confirm", done, tmp_path / "bad.json"), "no registration"),
+        (("show", tmp_path), "not a run"),
     ):
         assert loop(*words) == 2, words
         assert wanted in capsys.readouterr().err, words
@@ -394,9 +411,9 @@ def test_check_tests_the_limits_that_a_theory_states(tmp_path: Path, capsys: pyt
 
 
 def test_simulated_choices_are_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert loop("simulate", "ttb", "--out", tmp_path / "ttb.csv", "--count", 30, "--json") == 0
+    assert loop("data", "simulate", "ttb", "--out", tmp_path / "ttb.csv", "--count", 30, "--json") == 0
     capsys.readouterr()
-    assert loop("evaluate", "ttb", "--against", tmp_path / "ttb.csv", "--json") == 0
+    assert loop("check", "ttb", "--against", tmp_path / "ttb.csv", "--json") == 0
     own, coin, people = said(capsys)["rows"]
     assert own["mse_pb"] < 0.01 < coin["mse_pb"]
     assert own["log_likelihood"] > coin["log_likelihood"] == pytest.approx(np.log(0.5))
@@ -407,9 +424,9 @@ def test_simulated_choices_are_read_back(tmp_path: Path, capsys: pytest.CaptureF
 def test_evaluation_tells_repeating_from_alternating_and_from_itself(capsys: pytest.CaptureFixture[str]) -> None:
     """Proportions alone do not: both are flat."""
     words = ("--against", "perseveration", "--count", 20, "--json")
-    assert loop("evaluate", "perseveration", *words) == 0
+    assert loop("check", "perseveration", *words) == 0
     same = said(capsys)["rows"][0]
-    assert loop("evaluate", "alternating", *words) == 0
+    assert loop("check", "alternating", *words) == 0
     other, coin, _ = said(capsys)["rows"]
     assert same["sequence_jsd"] < 0.1 < 0.2 < other["sequence_jsd"]
     assert other["log_likelihood"] < coin["log_likelihood"] < same["log_likelihood"]
@@ -417,10 +434,10 @@ def test_evaluation_tells_repeating_from_alternating_and_from_itself(capsys: pyt
 
 @pytest.mark.slow
 def test_a_theory_that_reads_history_can_claim(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--theory", "perseveration", "--rival", "coin", "--people", 20, "--out", tmp_path / "claim.json", "--json")
-    assert loop("preregister", done, *words) == 0
+    words = (tmp_path / "claim.json", "--register", "--theory", "perseveration", "--rival", "coin", "--people", 20, "--json")
+    assert loop("confirm", done, *words) == 0
     assert said(capsys)["power"] == {"coin": 1.0}
-    assert loop("confirm", done, "--registration", tmp_path / "claim.json", "--json") == 0
+    assert loop("confirm", done, tmp_path / "claim.json", "--json") == 0
     assert said(capsys)["winner"] is None  # people who tally do not repeat themselves
 
 

@@ -16,27 +16,11 @@ NEEDS: tuple[str, ...] = ()
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.theory_loop.algorithm import LoopConfig as LoopConfig
-    from ramify.methods.theory_loop.bench import Metric as Metric
-    from ramify.methods.theory_loop.bench import TheoryBench as TheoryBench
     from ramify.methods.theory_loop.bench import simulate as simulate
-    from ramify.methods.theory_loop.canonical import CANONICAL as CANONICAL
-    from ramify.methods.theory_loop.domain import Data as Data
-    from ramify.methods.theory_loop.domain import Design as Design
     from ramify.methods.theory_loop.domain import hilbig as hilbig
-    from ramify.methods.theory_loop.loop import TheoryLoop as TheoryLoop
     from ramify.methods.theory_loop.loop import loop_of as loop_of
     from ramify.methods.theory_loop.loop import theories_of as theories_of
-    from ramify.methods.theory_loop.theories import Theory as Theory
-    from ramify.methods.theory_loop.theories import read_theory as read_theory
 else:
     __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "LoopConfig",
-            "bench": "TheoryBench Metric simulate",
-            "canonical": "CANONICAL",
-            "domain": "Data Design hilbig",
-            "loop": "TheoryLoop loop_of theories_of",
-            "theories": "Theory read_theory",
-        },
+        __name__, {"algorithm": "LoopConfig", "bench": "simulate", "domain": "hilbig", "loop": "loop_of theories_of"}
     )

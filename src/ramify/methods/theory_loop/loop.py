@@ -198,8 +198,8 @@ class TheoryLoopReport(Result):
     def sections(self) -> Iterable[Section]:
         """Leaderboard, rounds, gate, problems, and what is waited for."""
         waits = (
-            f"experiment {self.waiting} waits for people: `ramify theory-loop export {self.folder} --out task.html`, then "
-            "import-data"
+            f"experiment {self.waiting} waits for people: `ramify theory-loop data export {self.folder} --out task.html`, "
+            "then `data import`"
         )
         counted = [f"{n} times {kind}: {PROBLEMS[kind]}" for kind, n in self.problems.items()]
         yield Section.of(

@@ -101,7 +101,7 @@ def given_participants(given: Participants | Callable[..., Any]) -> Participants
 
 
 class ByHand:
-    """``web``: people, whose data `import-data` brings."""
+    """``web``: people, whose data `data import` brings."""
 
     name, identity = "web", stable_hash("participants", "web")
 
@@ -180,5 +180,5 @@ def find_participants(spec: str, noise: float, bench: TheoryBench) -> Participan
         return OwnParticipants(spec)
     raise UserError(
         f"no participants '{spec}': simulated:THEORY, agent:MODEL, FILE.py:FUNCTION, or web: people, whose choices "
-        "`import-data` reads from CSV"
+        "`data import` reads from CSV"
     )

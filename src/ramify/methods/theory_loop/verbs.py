@@ -1,5 +1,5 @@
 """The verbs of ``ramify theory-loop``. Exit code 1: ``confirm --strict`` names no winner,
-``check`` finds a fault, ``replay`` a difference."""
+``check`` finds a fault of a theory, or a number of a run that does not come out again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ramify.base.errors import EXIT_DONE, EXIT_FAILED, UserError, nearest
 from ramify.base.files import reason, write_whole
 from ramify.base.progress import Progress
 from ramify.base.waiting import wait_for
-from ramify.kit import RunArgument, Seed, Verbs, argument, find_run, option
+from ramify.kit import RunArgument, Verbs, argument, find_run, only_for, option
 from ramify.methods.theory_loop import confirmation
 from ramify.methods.theory_loop import loop as loops
 from ramify.methods.theory_loop.algorithm import (
@@ -41,6 +41,7 @@ from ramify.render.numbers import NOTHING, number, p_value, percent
 from ramify.render.result import Planned, Result, Section, Verbatim, table
 from ramify.render.terminal import progress, say
 from ramify.trace.db import Run
+from ramify.trace.sources import run_folder
 
 if TYPE_CHECKING:
     from ramify.methods.theory_loop.people import Person
@@ -50,12 +51,10 @@ app = Verbs(
 )
 
 SEEDS = ["ttb", "wadd"]
+TITLE = "A study of choices"
 Theories = Annotated[
     list[str] | None,
     option("--theory", metavar="THEORY", help="The two theories to begin with, by name or file; default: ttb and wadd."),
-]
-TheoryArgument = Annotated[
-    str, argument("THEORY", help="A theory: its name (ttb, tallying, wadd, ...), or a file, .py or .yaml.")
 ]
 Unsandboxed = Annotated[bool, option("--allow-unsandboxed", help="Run theories with limits only where nothing isolates.")]
 DesignOption = Annotated[
@@ -66,6 +65,7 @@ DesignOption = Annotated[
         help="An experiment as JSON, or a registration; default: the 24 pairs of Hilbig and Moshagen (2014).",
     ),
 ]
+DrawSeed = Annotated[int | None, option("--seed", help="Decides every sample; default: 0.")]
 
 
 def plan(options: LoopConfig, theory: list[str] | None) -> Planned:
@@ -96,7 +96,7 @@ def run(
     and the worse one revised against all data, round after round.
 
     More --rounds continue a loop that is done. With --participants web it stops
-    where people's data is to come: `export` writes the task as a page, `import-data` takes what they saved,
+    where people's data is to come: `data export` writes the task as a page, `data import` takes what they saved,
     and the same command continues.
     """
     return loops.loop_of(options, theory or SEEDS, out, bar, allow_unsandboxed)
@@ -150,26 +150,6 @@ class LoopStatus(Result):
         )
 
 
-@app.verb()
-def status(run: RunArgument) -> LoopStatus:
-    """How far a loop came: rounds, experiments with their gate and data, verdicts, and every problem that was recorded."""
-    with Run.open(find_run(run)) as opened:
-        pool, (config, specs) = pool_of(opened), loops.config_of(opened)
-        verdicts = opened.memo(loops.DECIDED, Verdict)
-        told = [one for one in opened.findings() if one.maker in (loops.KIND, CONFIRM)]
-        return LoopStatus(
-            rounds=len(opened.journal(loops.REPLACED)),
-            of=config.rounds,
-            seeds=tuple(specs),
-            survivors=tuple(pool.slots),
-            experiments=tuple(map(loops.ExperimentSummary.of, pool.observations)),
-            verdicts=tuple(RoundVerdict(**asdict(one), round=int(number)) for number, one in verdicts.items()),
-            problems=tuple(opened.memo(loops.PROBLEM, LoopProblem).values()),
-            waiting=next((one.key for one in pool.observations if not one.data), None),
-            findings=tuple(LoopFinding(one.name, one.why) for one in told),
-        )
-
-
 @dataclass(frozen=True)
 class TheoryBoard(Result):
     """Every admitted theory by its score."""
@@ -200,19 +180,49 @@ class TheorySource(Result):
 
 
 @app.verb()
-def leaderboard(
+def show(
     run: RunArgument,
+    what: Annotated[
+        Literal["status", "leaderboard"],
+        argument(
+            "WHAT",
+            help="status (default): rounds, experiments with their gate and data, verdicts, every problem. leaderboard: every "
+            "admitted theory by its score over all experiments; 1 is the best possible, 0 the worst of those here.",
+        ),
+    ] = "status",
     theory: Annotated[
-        str | None, option("--theory", metavar="LABEL", help="Print the source of this theory instead, as a file to run.")
+        str | None,
+        option("--theory", metavar="LABEL", help="Of the leaderboard: print the source of this theory, as a file to run."),
     ] = None,
-) -> TheoryBoard | TheorySource:
-    """Every admitted theory by its score over all experiments: 1 is the best possible, 0 is the worst of those here."""
+) -> LoopStatus | TheoryBoard | TheorySource:
+    """How far a loop came, or its theories by score, or one of them as a program."""
+    if what == "status":
+        only_for("show status", theory=theory)
     with Run.open(find_run(run)) as opened:
+        if what == "status":
+            return _status(opened)
         pool = pool_of(opened)
-    if theory is not None:
-        one = _labelled(pool, theory, opened.folder)
-        return TheorySource(theory, one.description, one.parameters, one.code, one.rationale, one.about)
-    return TheoryBoard(loops.ranked(pool), tuple(pool.slots))
+    if theory is None:
+        return TheoryBoard(loops.ranked(pool), tuple(pool.slots))
+    source = _labelled(pool, theory, opened.folder)
+    return TheorySource(theory, source.description, source.parameters, source.code, source.rationale, source.about)
+
+
+def _status(run: Run) -> LoopStatus:
+    pool, (config, specs) = pool_of(run), loops.config_of(run)
+    verdicts = run.memo(loops.DECIDED, Verdict)
+    told = [one for one in run.findings() if one.maker in (loops.KIND, CONFIRM)]
+    return LoopStatus(
+        rounds=len(run.journal(loops.REPLACED)),
+        of=config.rounds,
+        seeds=tuple(specs),
+        survivors=tuple(pool.slots),
+        experiments=tuple(map(loops.ExperimentSummary.of, pool.observations)),
+        verdicts=tuple(RoundVerdict(**asdict(one), round=int(number)) for number, one in verdicts.items()),
+        problems=tuple(run.memo(loops.PROBLEM, LoopProblem).values()),
+        waiting=next((one.key for one in pool.observations if not one.data), None),
+        findings=tuple(LoopFinding(one.name, one.why) for one in told),
+    )
 
 
 @dataclass(frozen=True)
@@ -228,6 +238,7 @@ class ReplayDifference:
 class LoopReplay(Result):
     """What a run holds, measured and simulated again."""
 
+    PART: ClassVar[str] = "replay"
     experiments: tuple[str, ...]
     compared: int
     differences: tuple[ReplayDifference, ...]
@@ -250,23 +261,14 @@ def _estimate(one: MetricEstimate | None) -> str:
     return NOTHING if one is None else f"{number(one.value)} (variance {number(one.variance)})"
 
 
-@app.verb(keeps="run")
-def replay(
-    run: RunArgument,
-    round: Annotated[
-        int | None, option("--round", min=1, metavar="N", help="Only this round's experiments; default: all.")
-    ] = None,
-    allow_unsandboxed: Unsandboxed = False,
-) -> LoopReplay:
-    """Measure and simulate again from what the run holds, without a model or participants, and compare:
-    stored numbers must come out."""
-    with Run.open(find_run(run)) as opened:
-        pool, (config, _) = pool_of(opened), loops.config_of(opened)
-        chosen = [one for one in pool.observations if one.data and (round is None or one.key.startswith(f"{round}."))]
-        if not chosen:
-            raise UserError(f"{opened.folder} holds no data of {'any round' if round is None else f'round {round}'} yet")
-        with progress("replay", len(chosen), "experiments") as bar:
-            differences = wait_for(_replayed(opened, pool, config, chosen, bar, allow_unsandboxed))
+def _replay(run: Run, round: int | None, allow: bool) -> LoopReplay:
+    """Measures and simulates again from what the run holds, without a model or participants."""
+    pool, (config, _) = pool_of(run), loops.config_of(run)
+    chosen = [one for one in pool.observations if one.data and (round is None or one.key.startswith(f"{round}."))]
+    if not chosen:
+        raise UserError(f"{run.folder} holds no data of {'any round' if round is None else f'round {round}'} yet")
+    with progress("replay", len(chosen), "experiments") as bar:
+        differences = wait_for(_replayed(run, pool, config, chosen, bar, allow))
     compared = sum(len(one.predictions) + 1 for one in chosen)
     return LoopReplay(tuple(one.key for one in chosen), compared, differences, tuple(loops.rows_of(pool)))
 
@@ -350,35 +352,15 @@ class TheoryCheck(Result):
         yield Section.of("", table(("A", "B", "P(B) of 50 subjects"), rows), "\n".join(lines))
 
 
-@app.verb()
-def check(
-    theory: TheoryArgument,
-    limit: Annotated[
-        list[str] | None,
-        option(
-            "--limit",
-            metavar="VALUES:THEORY",
-            help="With these values it is to choose as THEORY does, gamma=0:tallying; besides the limits that its file states.",
-        ),
-    ] = None,
-    design: DesignOption = None,
-    seed: Seed = 0,
-    allow_unsandboxed: Unsandboxed = False,
-) -> TheoryCheck:
-    """Whether a theory keeps the contract: its source, its parameters, its probabilities on every pair,
-    the same twice, and the limits it states.
-
-    A limit says what the theory is at an end of its ranges: with those values the mean P(B) is on the other theory's side of one
-    half on every pair, before any earlier choice. It runs in the sandbox.
-    """
+def _checked(theory: str, limit: list[str], design: Path | None, seed: int, allow: bool) -> TheoryCheck:
     one, used = find_theory(theory), _design(design)
-    limits = one.limits | dict(_limit(text) for text in limit or ())
+    limits = one.limits | dict(map(_limit, limit))
     others = {name: find_theory(name) for name in limits.values()}
 
     asked = TheoryCheck(theory, one.hash, one.reads_history, not one.samples, dict(one.parameters), False, design=used)
 
     async def main() -> TheoryCheck:
-        async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
+        async with TheoryBench(allow_unsandboxed=allow) as bench:
             try:
                 data = await bench.simulate(one, used, 50, seed, "check")
                 rows = [
@@ -430,6 +412,7 @@ class TheoryDistance:
 class TheoryDistances(Result):
     """Theories beside others' choices, a coin, and the others themselves."""
 
+    PART: ClassVar[str] = "against"
     against: str
     pairs: int
     subjects: int
@@ -441,35 +424,22 @@ class TheoryDistances(Result):
         yield Section.of("", table(head, map(astuple, self.rows)))
 
 
-@app.verb(keeps="theory")
-def evaluate(
-    theory: Annotated[str, argument("THEORY", help="A theory by name or file; or a RUN, of which every theory is evaluated.")],
-    against: Annotated[str, option("--against", metavar="WHAT", help="A theory by name or file, or people's choices as CSV.")],
-    design: DesignOption = None,
-    count: Annotated[int, option("--count", min=10, max=5000, help="Simulated subjects of each theory.")] = 100,
-    seed: Seed = 0,
-    allow_unsandboxed: Unsandboxed = False,
+def _evaluated(
+    run: Path | None, theory: str, against: str, design: Path | None, count: int, seed: int, allow: bool
 ) -> TheoryDistances:
-    """How near a theory's choices are to others', outside the loop:
-    MSE of the proportion of B choices, r, log-likelihood, sequences, switches.
-
-    Beside people a theory is simulated on their own trials, each person's in the order in which they were made.
-    """
     from ramify.methods.theory_loop.confirmation import errors
-    from ramify.trace.sources import run_folder
 
     used = _design(design)
-    folder = run_folder(Path(theory))
-    if folder is None:
+    if run is None:
         theories = {theory: find_theory(theory)}
     else:
-        with Run.open(folder) as opened:
+        with Run.open(run) as opened:
             theories = pool_of(opened).theories
     people = _people(Path(against), used) if against.endswith(".csv") else None
     other = None if people is not None else find_theory(against)
 
     async def main() -> tuple[TheoryDistance, ...]:
-        async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
+        async with TheoryBench(allow_unsandboxed=allow) as bench:
             one_order = used.orders(1, seed, "evaluate")  # everybody's, so that sequences can be compared trial by trial
             order = one_order[np.zeros(count, int)] if people is None else people.order[np.arange(count) % len(people.order)]
             reference = people if people is not None else await _simulated(bench, other, against, used, count, seed, order)
@@ -508,6 +478,58 @@ async def _simulated(
         raise UserError(f"the theory {name} fails ({error.kind}): {error}") from None
 
 
+@app.verb(keeps="what")
+def check(
+    what: Annotated[
+        str, argument("WHAT", help="A theory: its name (ttb, tallying, wadd, ...), or a file, .py or .yaml; or a RUN.")
+    ],
+    against: Annotated[
+        str | None,
+        option("--against", metavar="CHOICES", help="Compare with a theory by name or file, or with people's choices as CSV."),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        option(
+            "--limit",
+            metavar="VALUES:THEORY",
+            help="Of a theory: with these values it is to choose as THEORY does, gamma=0:tallying; besides the limits that its "
+            "file states.",
+        ),
+    ] = None,
+    round: Annotated[
+        int | None, option("--round", min=1, metavar="N", help="Of a run: only this round's experiments; default: all.")
+    ] = None,
+    design: DesignOption = None,
+    count: Annotated[
+        int | None,
+        option("--count", min=10, max=5000, help="With --against: simulated subjects of each theory; default: 100."),
+    ] = None,
+    seed: DrawSeed = None,
+    allow_unsandboxed: Unsandboxed = False,
+) -> TheoryCheck | LoopReplay | TheoryDistances:
+    """Does a theory keep the contract, does a run come out again, or how near are their choices to others'?
+
+    A theory: its source, its parameters, its probabilities on every pair, the same twice, and the limits it states. A limit says
+    what the theory is at an end of its ranges: with those values the mean P(B) is on the other theory's side of one half on every
+    pair, before any earlier choice.
+
+    A run: what it holds is measured and simulated again, without a model or participants, and stored numbers must come out.
+
+    --against, outside the loop: MSE of the proportion of B choices, r, log-likelihood, sequences, switches; of a run of every
+    theory. Beside people a theory is simulated on their own trials, each person's in the order in which they were made.
+    """
+    run = run_folder(Path(what))
+    if against is not None:
+        only_for("check --against", limit=limit, round=round)
+        return _evaluated(run, what, against, design, 100 if count is None else count, seed or 0, allow_unsandboxed)
+    if run is None:
+        only_for("check of a theory without --against", round=round, count=count)
+        return _checked(what, limit or [], design, seed or 0, allow_unsandboxed)
+    only_for("check of a run without --against", limit=limit, design=design, count=count, seed=seed)
+    with Run.open(run) as opened:
+        return _replay(opened, round, allow_unsandboxed)
+
+
 @dataclass(frozen=True)
 class SimulatedChoices(Result):
     """A file of simulated choices."""
@@ -521,21 +543,11 @@ class SimulatedChoices(Result):
         yield Section.of("", f"{self.subjects} subjects, {self.trials} trials in {self.out}")
 
 
-@app.verb()
-def simulate(
-    theory: TheoryArgument,
-    out: Annotated[Path, option("--out", metavar="CSV", help="File to write: one row a trial.")],
-    design: DesignOption = None,
-    count: Annotated[int, option("--count", min=1, max=5000, help="Subjects.")] = 25,
-    noise: Annotated[float, option("--noise", min=0, max=1, help="Probability of a uniform choice.")] = 0.0,
-    seed: Seed = 0,
-    allow_unsandboxed: Unsandboxed = False,
-) -> SimulatedChoices:
-    """Write simulated choices of a theory as CSV, in the columns that `import-data` reads."""
+def _simulate(theory: str, out: Path, design: Path | None, count: int, noise: float, seed: int, allow: bool) -> SimulatedChoices:
     one, used = find_theory(theory), _design(design)
 
     async def main() -> Data:
-        async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
+        async with TheoryBench(allow_unsandboxed=allow) as bench:
             try:
                 return await bench.simulate(one, used, count, seed, "simulate", noise=noise)
             except TheoryError as error:
@@ -560,27 +572,9 @@ class ExportedExperiment(Result):
         yield Section.of("", f"experiment {self.experiment}, {self.trials} trials, in {self.out}")
 
 
-@app.verb()
-def export(
-    run: Annotated[str | None, argument("RUN", help="Folder of a run, or its name under ./runs; or --design.")] = None,
-    out: Annotated[
-        Path, option("--out", metavar="FILE", help="File to write: .html is the task as one page, .json the experiment.")
-    ] = Path("task.html"),
-    experiment: Annotated[
-        str | None,
-        option(
-            "--experiment", metavar="ROUND.SLOT", help="Which experiment; default: the one that waits for data, else the last."
-        ),
-    ] = None,
-    design: DesignOption = None,
-    title: Annotated[str, option("--title", help="Title of the page.")] = "A study of choices",
-    consent: Annotated[
-        Path | None,
-        option("--consent", metavar="FILE", help="Your consent text; default: a general one that names what is recorded."),
-    ] = None,
-    contact: Annotated[str, option("--contact", help="Whom people can write to, as shown on the first page.")] = "",
+def _export(
+    run: str | None, out: Path, experiment: str | None, design: Path | None, title: str, consent: Path | None, contact: str
 ) -> ExportedExperiment:
-    """Write an experiment as a web page for people (keyboard, times, consent; works offline, requests nothing), or as JSON."""
     from ramify.methods.theory_loop.people import task_page
 
     if (run is None) == (design is None):
@@ -638,25 +632,10 @@ class ImportedPeople(Result):
         )
 
 
-@app.verb()
-def import_data(
-    run: RunArgument,
-    files: Annotated[list[Path], argument("CSV...", help="What people saved: one file each, or all in one.")],
-    experiment: Annotated[
-        str | None, option("--experiment", metavar="ROUND.SLOT", help="Which experiment; default: the one that waits.")
-    ] = None,
-    fewer: Annotated[bool, option("--fewer", help="Take what there is, though it is fewer people than were asked for.")] = False,
-    dry_run: Annotated[bool, option("--dry-run", help="Say who would be kept; change nothing.")] = False,
-    allow_unsandboxed: Unsandboxed = False,
-) -> ImportedPeople:
-    """Take people's choices into a run. Left out, with the reason:
-    one key, alternation, haste, absence, programs; their data is kept.
-
-    Files may come one after another: the experiment has its data once as many people as were asked for are kept.
-    """
+def _import(folder: Path, files: list[Path], experiment: str | None, fewer: bool, dry_run: bool, allow: bool) -> ImportedPeople:
     from ramify.methods.theory_loop import people as human
 
-    with Run.open(find_run(run), write=not dry_run) as opened:
+    with Run.open(folder, write=not dry_run) as opened:
         pool, (config, _) = pool_of(opened), loops.config_of(opened)
         one = _chosen(pool, experiment, opened.folder)
         stored = {
@@ -683,7 +662,7 @@ def import_data(
         complete = len(kept) >= config.people or (fewer and len(kept) >= 2)
         if complete and not dry_run and not one.data:
             data = human.data_of(everybody, one.design, config.people)
-            wait_for(_taken(opened, config, one, data, allow_unsandboxed))
+            wait_for(_taken(opened, config, one, data, allow))
     return ImportedPeople(
         experiment=one.key,
         new=len(new),
@@ -705,10 +684,94 @@ async def _taken(run: Run, config: LoopConfig, one: Experiment, data: Data, allo
         await loops.TheoryLoop(config, [], run, bench).take(one, data)
 
 
+@app.verb()
+def data(
+    what: Annotated[
+        Literal["simulate", "export", "import"],
+        argument(
+            "WHAT",
+            help="simulate: choices of a theory as CSV. export: an experiment as a web page for people, or as JSON. import: "
+            "people's choices into a run.",
+        ),
+    ],
+    source: Annotated[
+        str | None,
+        argument("SOURCE", help="simulate: the theory, by name or file. export: the run, or --design. import: the run."),
+    ] = None,
+    files: Annotated[
+        list[Path] | None, argument("CSV...", help="import: what people saved, one file each or all in one.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        option(
+            "--out",
+            metavar="FILE",
+            help="simulate: the CSV to write, one row a trial. export: .html is the task as one page (default: task.html), .json "
+            "the experiment.",
+        ),
+    ] = None,
+    experiment: Annotated[
+        str | None,
+        option(
+            "--experiment",
+            metavar="ROUND.SLOT",
+            help="export, import: which experiment; default: the one that waits for data, else the last.",
+        ),
+    ] = None,
+    design: DesignOption = None,
+    count: Annotated[int | None, option("--count", min=1, max=5000, help="simulate: subjects; default: 25.")] = None,
+    noise: Annotated[
+        float | None, option("--noise", min=0, max=1, help="simulate: probability of a uniform choice; default: 0.")
+    ] = None,
+    seed: DrawSeed = None,
+    title: Annotated[str | None, option("--title", help="export: title of the page; default: A study of choices.")] = None,
+    consent: Annotated[
+        Path | None,
+        option(
+            "--consent", metavar="FILE", help="export: your consent text; default: a general one that names what is recorded."
+        ),
+    ] = None,
+    contact: Annotated[
+        str | None, option("--contact", help="export: whom people can write to, as shown on the first page.")
+    ] = None,
+    fewer: Annotated[
+        bool, option("--fewer", help="import: take what there is, though it is fewer people than were asked for.")
+    ] = False,
+    dry_run: Annotated[bool, option("--dry-run", help="import: say who would be kept; change nothing.")] = False,
+    allow_unsandboxed: Unsandboxed = False,
+) -> SimulatedChoices | ExportedExperiment | ImportedPeople:
+    """Choices of a theory as a file, an experiment as a page for people, and what people saved into a run.
+
+    The page takes keys and times, asks for consent, works offline and requests nothing. `data import` leaves out, with the
+    reason: one key, alternation, haste, absence, programs; their data is kept. Files may come one after another: the experiment
+    has its data once as many people as were asked for are kept.
+    """
+    page = {"title": title, "consent": consent, "contact": contact}
+    drawn = {"count": count, "noise": noise, "seed": seed}
+    taken = {"fewer": fewer, "dry_run": dry_run}
+    if files and what != "import":
+        raise UserError(f"data {what} takes no CSV")
+    if what == "export":
+        only_for("data export", **drawn, **taken, allow_unsandboxed=allow_unsandboxed)
+        return _export(source, out or Path("task.html"), experiment, design, title or TITLE, consent, contact or "")
+    if source is None:
+        raise UserError(f"data {what} needs {'a theory' if what == 'simulate' else 'a run'} after it")
+    if what == "simulate":
+        only_for("data simulate", **page, **taken, experiment=experiment)
+        if out is None:
+            raise UserError("data simulate needs --out, the CSV to write")
+        return _simulate(source, out, design, 25 if count is None else count, noise or 0.0, seed or 0, allow_unsandboxed)
+    only_for("data import", **page, **drawn, out=out, design=design)
+    if not files:
+        raise UserError("data import needs what people saved, one CSV or more, after the run")
+    return _import(find_run(source), files, experiment, fewer, dry_run, allow_unsandboxed)
+
+
 @dataclass(frozen=True)
 class RegisteredClaim(Result):
     """A claim that was fixed, and its file."""
 
+    KEPT = False
     out: str
     claim: str
     name: str
@@ -731,68 +794,43 @@ class RegisteredClaim(Result):
         yield Section.of("", says, shown, f"{self.out}, hash {self.hash}")
 
 
-@app.verb()
-def preregister(
-    run: RunArgument,
-    out: Annotated[
-        Path, option("--out", metavar="FILE", help="The registration, as JSON: publish it before anybody takes part.")
-    ],
-    test: Annotated[
-        Literal["predicts", "concave-match", "steep-flat", "level-shift"],
-        option(
-            "--test",
-            help="That the theory predicts better than its rivals; or a choice that people make where returns diminish "
-            "(cardinal ratings).",
-        ),
-    ] = "predicts",
-    theory: Annotated[
-        str | None,
-        option(
-            "--theory", metavar="THEORY", help="The theory that claims, by label, name or file; default: the better survivor."
-        ),
-    ] = None,
-    rival: Annotated[
-        list[str] | None,
-        option(
-            "--rival",
-            metavar="THEORY",
-            help="A rival by label, name or file; default: both seeds and a coin, of concave-match the rules that it opposes, "
-            "of the other tests wadd.",
-        ),
-    ] = None,
-    design: DesignOption = None,
-    people: Annotated[
-        int | None, option("--people", min=5, max=5000, help="How many; default: what simulation says 99 % power takes.")
-    ] = None,
-    alpha: Annotated[float, option("--alpha", min=0.0001, max=0.5, help="Level of the test.")] = 0.05,
-    seed: Seed = 0,
-    allow_unsandboxed: Unsandboxed = False,
-) -> RegisteredClaim:
-    """Fix a claim before the data: the test, its pairs, how many people, at what level; `confirm` then tests it, once.
+CLAIMS = Literal["predicts", "concave-match", "steep-flat", "level-shift"]
 
-    predicts: the theory says better what people choose next than each rival. concave-match: people choose as diminishing returns
-    do where weighting by validity, tallying and take the best say otherwise. steep-flat and level-shift: a step at the low end of
-    a rating draws more than one at the high end, and a pair draws less once it is shifted up; for any linear rule neither does.
-    """
-    if test != "predicts" and design is not None:
+
+@dataclass(frozen=True)
+class ClaimOptions:
+    """What is claimed, by whom against whom, of how many people; None: the default that `confirm` names."""
+
+    test: CLAIMS | None = None
+    theory: str | None = None
+    rival: list[str] | None = None
+    design: Path | None = None
+    people: int | None = None
+    alpha: float | None = None
+    seed: int | None = None
+
+
+def _register(run: Path, out: Path, asked: ClaimOptions, allow: bool) -> RegisteredClaim:
+    test, alpha, seed = asked.test or "predicts", 0.05 if asked.alpha is None else asked.alpha, asked.seed or 0
+    if test != "predicts" and asked.design is not None:
         raise UserError(f"--test {test} has an experiment of its own: leave --design out")
-    with Run.open(find_run(run)) as opened:
+    with Run.open(run) as opened:
         pool = pool_of(opened)
     best = next(row.label for row in loops.rows_of(pool) if row.label in pool.slots)
-    label = theory or best
+    label = asked.theory or best
     own = _labelled_or_found(pool, label, opened.folder)
     usual = {"predicts": ["pi_1", "pi_2", "coin"], "concave-match": ["validity-wadd", "tallying", "ttb"]}
-    rivals = {name: _labelled_or_found(pool, name, opened.folder) for name in rival or usual.get(test, ["wadd"])}
+    rivals = {name: _labelled_or_found(pool, name, opened.folder) for name in asked.rival or usual.get(test, ["wadd"])}
     rivals = {name: one for name, one in rivals.items() if one.hash != own.hash}
     if not rivals and test == "predicts":
         raise UserError(f"{label} is the same theory as each of its rivals")
 
     async def main() -> confirmation.Registration:
-        async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
+        async with TheoryBench(allow_unsandboxed=allow) as bench:
             try:
                 if test != "predicts":
-                    return await confirmation.register_contrast(bench, test, label, own, rivals, alpha, seed, people)
-                return await confirmation.register(bench, label, own, rivals, alpha, seed, people, _design(design))
+                    return await confirmation.register_contrast(bench, test, label, own, rivals, alpha, seed, asked.people)
+                return await confirmation.register(bench, label, own, rivals, alpha, seed, asked.people, _design(asked.design))
             except TheoryError as error:
                 raise UserError(f"a theory of the registration fails ({error.kind}): {error}") from None
 
@@ -810,30 +848,80 @@ def preregister(
 @app.verb(keeps="run")
 def confirm(
     run: RunArgument,
-    registration: Annotated[
-        Path, option("--registration", metavar="FILE", help="What `preregister` wrote; a changed one is refused.")
+    claim: Annotated[
+        Path, argument("CLAIM", help="The registration, as JSON: --register writes it; publish it before anybody takes part.")
     ],
+    register: Annotated[bool, option("--register", help="Fix the claim, before the data; test nothing.")] = False,
+    test: Annotated[
+        CLAIMS | None,
+        option(
+            "--test",
+            help="With --register: that the theory predicts better than its rivals (default); or a choice that people make where "
+            "returns diminish (cardinal ratings).",
+        ),
+    ] = None,
+    theory: Annotated[
+        str | None,
+        option(
+            "--theory",
+            metavar="THEORY",
+            help="With --register: the theory that claims, by label, name or file; default: the better survivor.",
+        ),
+    ] = None,
+    rival: Annotated[
+        list[str] | None,
+        option(
+            "--rival",
+            metavar="THEORY",
+            help="With --register: a rival by label, name or file; default: both seeds and a coin, of concave-match the rules "
+            "that it opposes, of the other tests wadd.",
+        ),
+    ] = None,
+    design: DesignOption = None,
+    people: Annotated[
+        int | None,
+        option("--people", min=5, max=5000, help="With --register: how many; default: what simulation says 99 % power takes."),
+    ] = None,
+    alpha: Annotated[
+        float | None, option("--alpha", min=0.0001, max=0.5, help="With --register: level of the test; default: 0.05.")
+    ] = None,
+    seed: DrawSeed = None,
     data: Annotated[
         Path | None, option("--data", metavar="CSV", help="Fresh people's choices; default: fresh participants of the run.")
     ] = None,
     strict: Annotated[bool, option("--strict", help="Exit code 1 where no winner is named.")] = False,
     allow_unsandboxed: Unsandboxed = False,
-) -> confirmation.ClaimTest:
-    """Test a registered claim on fresh participants, exactly as registered and once:
-    a winner is named only where every rival is beaten.
+) -> RegisteredClaim | confirmation.ClaimTest:
+    """Fix a claim before the data, with --register: the test, its pairs, how many people, at what level. Then test it on fresh
+    participants, exactly as registered and once: a winner is named only where every rival is beaten.
 
-    People who took part in the loop are refused. `export --design` with the registration writes its experiment as a page.
+    predicts: the theory says better what people choose next than each rival. concave-match: people choose as diminishing returns
+    do where weighting by validity, tallying and take the best say otherwise. steep-flat and level-shift: a step at the low end of
+    a rating draws more than one at the high end, and a pair draws less once it is shifted up; for any linear rule neither does.
+
+    A registration that was changed is refused, and so are people who took part in the loop. `data export --design CLAIM` writes
+    its experiment as a page.
     """
-    made = confirmation.read_registration(_json_file(registration))
+    asked = ClaimOptions(test, theory, rival, design, people, alpha, seed)
+    folder = find_run(run)
+    if register:
+        only_for("confirm --register", data=data, strict=strict)
+        return _register(folder, claim, asked, allow_unsandboxed)
+    only_for("confirm without --register", **vars(asked))
+    return replace(_tested(folder, claim, data, allow_unsandboxed), strict=strict)
+
+
+def _tested(run: Path, claim: Path, data: Path | None, allow: bool) -> confirmation.ClaimTest:
+    made = confirmation.read_registration(_json_file(claim))
     key = made.filed().hash
-    with Run.open(find_run(run), write=True) as opened:
+    with Run.open(run, write=True) as opened:
         config, _ = loops.config_of(opened)
         pool_of(opened)
 
         async def tested() -> tuple[confirmation.ClaimTest, tuple[()]]:
             people = _people(data, made.design) if data is not None else None
             _fresh(opened, people)
-            return await _confirmed(opened, config, made, people, key, allow_unsandboxed), ()
+            return await _confirmed(opened, config, made, people, key, allow), ()
 
         def concluded(_: confirmation.ClaimTest) -> None:
             known = opened.memo(loops.CONFIRMED, confirmation.ClaimTest)
@@ -841,8 +929,7 @@ def confirm(
 
         if opened.journal(loops.CONFIRMED, key):
             say("this registration was tested already: its first result stands")
-        found = wait_for(opened.once_awaited(loops.CONFIRMED, key, confirmation.ClaimTest, tested, concluded))
-    return replace(found, strict=strict)
+        return wait_for(opened.once_awaited(loops.CONFIRMED, key, confirmation.ClaimTest, tested, concluded))
 
 
 def _fresh(run: Run, people: Data | None) -> None:
@@ -867,8 +954,8 @@ async def _confirmed(
             people = await own.collect(made.design, made.people, config.seed, f"confirm {key}", loops.kept_in(run))
             if people is None:
                 raise UserError(
-                    "the participants of this run are people: name their fresh choices with --data (`export --design` with the "
-                    "registration writes the task)"
+                    "the participants of this run are people: name their fresh choices with --data (`data export --design` with "
+                    "the registration writes the task)"
                 )
         if len(people.order) < 2:
             raise UserError(f"{len(people.order)} participants are left, and a test needs two at least")
