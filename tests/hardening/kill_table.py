@@ -250,9 +250,9 @@ READERS: tuple[Verb, ...] = (
     Verb("judge-evolution show run --json", after="judge-evolution rescore"),
     Verb(f"orchestrator pool-check {POOL} --json"),
     Verb("orchestrator trace run --json", after="orchestrator run"),
-    Verb("kernel-search asm {in}/sum.c sum --json"),
+    Verb("kernel-search diagnose {in}/sum.c:sum --loops --json", name="kernel-search diagnose-loops"),
     Verb("kernel-search bench {in}/sum.c {in}/sum.c --pairs 4 --json"),
-    Verb("kernel-search sass {in}/add.sass --json"),
+    Verb("kernel-search diagnose {in}/add.sass --json"),
     Verb("maze-recovery exact --w 3 --k 3 --l 2 --json"),
     Verb("theory-loop show loop --json", after="theory-loop run"),
     Verb("theory-loop show loop leaderboard --json", name="theory-loop show-leaderboard", after="theory-loop run"),
@@ -264,7 +264,7 @@ READERS: tuple[Verb, ...] = (
 )
 
 _OF_A_MEMORY = "new learn recall reflect codify ls show why add review demote outcome report diff replay mcp"
-_OF_A_KERNEL = "doctor diagnose search explain redteam"
+_OF_A_KERNEL = "diagnose search explain tune"
 ELSEWHERE = {
     *(f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()),
     *(f"kernel-search {verb}" for verb in _OF_A_KERNEL.split()),

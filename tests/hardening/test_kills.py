@@ -27,7 +27,7 @@ READ = {"forensics ask --run", "forensics reflect --run", "forensics resample --
 #: tests/methods/kernel_search/test_kernel_verbs.py kills the writer of the run; a report is written whole.
 MEASURED = {"kernel-search search --out", "kernel-search explain --out"}
 #: Needs Triton, which is not installed here; its file is written whole.
-UNTRIED = {"kernel-search sass --out"}
+UNTRIED = {"kernel-search tune --out"}
 #: Options whose help speaks of writing, and that write nothing themselves.
 NOT_FILES = {"cliffs scan --dry-run", "implicit-advantage score --dry-run"}
 

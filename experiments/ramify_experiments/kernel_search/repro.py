@@ -14,19 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base import codec
 from ramify.base.seeds import generator
 from ramify.methods.kernel_search.algorithm import KernelSearchConfig, reward
 from ramify.methods.kernel_search.asm import Loop
 from ramify.methods.kernel_search.diagnosis import gather
 from ramify.methods.kernel_search.loop import BestKernel, KernelSearch, ranked_speedup
 from ramify.methods.kernel_search.proposers import Proposal, TransformProposer
-from ramify.methods.kernel_search.redteam import CHEATS, attempt
 from ramify.methods.kernel_search.task import KernelTask, from_c
 from ramify.methods.kernel_search.tools import TOOLS, WEIGHT, KernelMetrics, Prescription, examine
 from ramify.methods.kernel_search.transforms import TRANSFORMS, variants
 from ramify.methods.kernel_search.wall import ROUNDS, Built, Code, Wall, WallTrial
 from ramify.stats.intervals import wilson
+from ramify_experiments.kernel_search.redteam import attempt, cheats_in_c
 from ramify_experiments.kernel_search.suite import BY_NAME, HEALTHY, SUITE
 from ramify_experiments.lab import Checks, ResultCache, sized
 
@@ -160,6 +159,7 @@ class Planted(TransformProposer):
         return found if wrong.key in known or error else [(wrong, "planted", ""), *found[: n - 1]]
 
 
+EASY = ("does nothing", "writes zeros", "writes NaN", "first answer")
 WRONG = "// ramify: n = 65536, 1001, 1; flops n\nfloat reduction(int n, const float *x) { return 0; }\n"
 
 
@@ -178,7 +178,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
         _ranker(checks, found)
         _dip(checks, cells.get(f"dip, {size}", dip, seeds=[seeds[0] + i for i in range(5)]))
     _planted(checks, cells.get(f"planted, {size}", planted, seeds=list(range(2 if quick else 10))))
-    cheats = cells.get(f"cheats, {size}", cheating, names=[one.name for one in CHEATS][: 4 if quick else None])
+    cheats = cells.get(f"cheats, {size}", cheating, names=list(EASY) if quick else [one.name for one in cheats_in_c()])
     checks.value("cheats that gain something", sum(not one["held"] for one in cheats), len(cheats), "==", 0)
     checks.value("cheats tried", len(cheats), len(cheats), ">=", 4 if quick else 12)
     return checks
@@ -315,7 +315,8 @@ def planted(seeds: list[int]) -> dict[str, Any]:
 def cheating(names: list[str]) -> list[dict[str, Any]]:
     """Cheats against the wall of one kernel."""
     wall = Wall(BY_NAME["softmax"].task, pairs=4, batch_seconds=0.005, call_seconds=5.0)
-    return [codec.to_json(asyncio.run(attempt(wall, cheat)).outcome()) for cheat in CHEATS if cheat.name in names]
+    tried = [asyncio.run(attempt(wall, cheat)) for cheat in cheats_in_c() if cheat.name in names]
+    return [{"cheat": one.cheat.name, "held": one.held, "refused": one.trial.refused} for one in tried]
 
 
 # -- checks

@@ -18,7 +18,7 @@ from typing import Annotated
 from ramify.base import extras, plugins
 from ramify.base.errors import EXIT_FAILED
 from ramify.base.version import VERSION
-from ramify.kit import Verbs, option
+from ramify.kit import Verbs, only_for, option
 from ramify.render.result import Result, Section, table
 
 app = Verbs("doctor")
@@ -114,13 +114,22 @@ def doctor(
         list[str] | None,
         option(metavar="URL", help="An endpoint to test, as URL or as chat:MODEL@URL; also those in RAMIFY_ENDPOINTS."),
     ] = None,
+    roofs: Annotated[
+        bool, option("--roofs", help="Measure the roofs of one core again, which `kernel-search` compares kernels with.")
+    ] = False,
+    allow_unsandboxed: Annotated[
+        bool, option("--allow-unsandboxed", help="With --roofs: measure with limits only where nothing isolates.")
+    ] = False,
 ) -> Installation:
-    """Check the installation: versions, hardware, extras, plug-ins, endpoints, sandbox.
+    """Check the installation: versions, hardware, extras, plug-ins, endpoints, sandbox, what can be measured of kernels.
     Exit code 1: something installed is broken."""
+    if not roofs:
+        only_for("doctor without --roofs", allow_unsandboxed=allow_unsandboxed)
     found = Findings()
     listed = re.split(r"[\s,]+", os.environ.get(ENDPOINTS, "").strip()) if os.environ.get(ENDPOINTS, "").strip() else []
     for part in (_versions, _machine, _store, _engine, _extras, _plugins, _sandbox, _browser):
         part(found)
+    _kernels(found, roofs, allow_unsandboxed)
     _endpoints(found, [*listed, *(endpoint or [])])
     return Installation(all(one.status != "broken" for one in found.rows), tuple(found.rows))
 
@@ -263,6 +272,24 @@ def _sandbox(found: Findings) -> None:
         return
     for name, layer in layers.items():
         found.add("sandbox", name, "ok" if layer.works else "absent", layer.means)
+
+
+def _kernels(found: Findings, measure: bool, allow: bool) -> None:
+    """What `kernel-search` can measure here, by tier, and the roofs of one core: those that are known, or measured now."""
+    diagnosis = importlib.import_module("ramify.methods.kernel_search.diagnosis")
+    tiers = diagnosis.tiers()
+    for name, tier in tiers.items():
+        found.add("kernels", name, "ok" if tier.here else "absent", f"{tier.measures}: {tier.how}")
+    measure = measure and tiers["C1"].here
+    try:
+        roofs = diagnosis.roofs_again(allow) if measure else diagnosis.known_roofs()
+    except Exception as error:  # any failure of what is installed is a finding
+        found.add("kernels", "roofs", "broken", f"{type(error).__name__}: {error}")
+        return
+    text = "not measured yet: --roofs does, with gcc" if roofs is None else str(roofs)
+    busy = measure and roofs is not None and roofs.noisy
+    text += "; this machine is too busy to rank kernels: measure with more pairs, or later" if busy else ""
+    found.add("kernels", "roofs", "absent" if roofs is None else "warning" if busy else "ok", text)
 
 
 def _browser(found: Findings) -> None:

@@ -71,7 +71,7 @@ def test_machine_code_is_counted() -> None:
 def test_the_verb_reads_text_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "add.sass"
     path.write_text(SASS + USAGE, encoding="utf-8")
-    assert main(["kernel-search", "sass", str(path), "--json"]) == 0
+    assert main(["kernel-search", "diagnose", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     tools = {one["tool"]: one for one in found["findings"]}
     assert tools["GpuRegisterSpill"]["evidence"]["LDL+STL"]["value"] == 2
@@ -159,7 +159,7 @@ def test_ptx_alone_is_diagnosed(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert (one["where"], one["severity"]) == ("strided.cu:7", "critical")
     assert "32 sectors of 32 bytes for data that fill 4: neighbouring threads are 4096 bytes apart" in one["cause"]
     assert "PTX has no registers yet" in found["not_measurable"][-1]
-    assert main(["kernel-search", "sass", f"{GPU / 'strided.ptx'}:transpose"]) == 0
+    assert main(["kernel-search", "diagnose", f"{GPU / 'strided.ptx'}:transpose"]) == 0
     text = capsys.readouterr().out
     assert "ld.shared uses one bank 32 times" in text
     assert "WarpStall, MemoryCoalescing" in text
@@ -202,9 +202,9 @@ def test_cuda_is_compiled_in_the_sandbox(capsys: pytest.CaptureFixture[str], tmp
 def test_a_triton_kernel_needs_types_and_triton(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "add.py"
     path.write_text(TRITON.replace("# ramify: signature {types}; warps 4\n", ""), encoding="utf-8")
-    assert main(["kernel-search", "sass", f"{path}:add"]) == 2
+    assert main(["kernel-search", "diagnose", f"{path}:add", "--arch", "sm_90"]) == 2
     assert "--signature" in capsys.readouterr().err
-    assert main(["kernel-search", "sass", f"{path}:sub"]) == 2
+    assert main(["kernel-search", "diagnose", f"{path}:sub", "--signature", "*fp32, i32, 1024"]) == 2
     assert "no Triton kernel 'sub' (known: add)" in capsys.readouterr().err
 
 
@@ -213,7 +213,7 @@ def test_divisible_pointers_are_read_in_128_bits(tmp_path: Path, capsys: pytest.
     path = tmp_path / "add.py"
     for types, narrow in (("*fp32, *fp32, *fp32, i32, 1024", True), ("*fp32:16, *fp32:16, *fp32:16, i32:16, 1024", False)):
         path.write_text(TRITON.replace("{types}", types), encoding="utf-8")
-        assert main(["kernel-search", "sass", f"{path}:add", "--json"]) == 0
+        assert main(["kernel-search", "diagnose", f"{path}:add", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["metrics"]["counts"].get("LDG128", 0) == 0) == narrow
         assert any(one["tool"] == "Vectorization" for one in found["findings"]) == narrow
@@ -282,7 +282,7 @@ def test_configurations_worth_timing_are_written_for_autotune(
         return GpuReading("add", metrics, (), found, ())
 
     monkeypatch.setattr(tuning, "read_gpu", compiled)
-    words = ["kernel-search", "sass", f"{kernel}:add", "--stages", "3", "--tune"]
+    words = ["kernel-search", "tune", f"{kernel}:add", "--stages", "3"]
     assert main([*words, "BLOCK = 7, 1024, 4096; warps = 2, 4", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]
     assert sorted(read) == [(block, warps, 3) for block in (7, 1024, 4096) for warps in (2, 4)]
@@ -308,18 +308,14 @@ def test_configurations_worth_timing_are_written_for_autotune(
         ("n = 64", "'n' is no constant of add"),
         ("BLOCK = x", "'BLOCK = x' is no choice"),
         ("warps = 64", "warps are from 1 to 32"),
-        (";", "--tune says no choice"),
+        (";", "CHOICES names no choice"),
         ("BLOCK = 7", "no configuration of add can run: BLOCK=7"),
         ("BLOCK = 1024; warps = 16", "does not fit a multiprocessor: shared memory"),
         ("BLOCK = " + ", ".join(map(str, range(1, 202))), "more than 200"),
     ):
         assert main([*words, choices]) == 2
         assert part in " ".join(capsys.readouterr().err.split())
-    for more, part in (
-        (["--out", str(out)], "writes the configurations of --tune"),
-        (["--tune", "warps = 4", "--signature", "i32"], "1 types"),
-    ):
-        assert main(["kernel-search", "sass", f"{kernel}:add", *more]) == 2
-        assert part in " ".join(capsys.readouterr().err.split())
-    assert main(["kernel-search", "sass", f"{GPU / 'strided.ptx'}:columns", "--tune", "warps = 4"]) == 2
+    assert main([*words, "warps = 4", "--signature", "i32"]) == 2
+    assert "1 types" in " ".join(capsys.readouterr().err.split())
+    assert main(["kernel-search", "tune", f"{GPU / 'strided.ptx'}:columns", "warps = 4"]) == 2
     assert "there is no Triton kernel" in capsys.readouterr().err

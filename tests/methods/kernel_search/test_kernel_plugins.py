@@ -15,7 +15,8 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.engine.sampling import key_uniforms
 from ramify.integrations.pytest_plugin import Assertions
-from ramify.methods.kernel_search import CodeLibrary, search
+from ramify.methods.kernel_search import search
+from ramify.methods.kernel_search.library import CodeLibrary
 from ramify.methods.kernel_search.library import signature
 from ramify.methods.kernel_search.plugins import KernelJudge
 from ramify.methods.kernel_search.proposers import LLMProposer, ScriptedProposer, find_proposer

@@ -123,12 +123,10 @@ def test_bench_says_right_and_faster_or_not(kernel: Path, tmp_path: Path, capsys
     other.write_text(SUM.replace("s += x[i]", "s = s + x[i]"), encoding="utf-8")
     assert run("bench", f"{kernel}:sum", other, "--pairs", 4) == 1
     assert "not faster: it compiles to the machine code of the original" in capsys.readouterr().out
-    assert run("redteam", f"{kernel}:sum", "--cheat", "writes NaN", "--json") == 0
-    assert said(capsys)["through"] == 0
 
 
 @pytest.mark.slow
-def test_diagnose_and_asm_name_the_line(
+def test_diagnose_and_its_loops_name_the_line(
     kernel: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path / "cache"))
@@ -137,12 +135,15 @@ def test_diagnose_and_asm_name_the_line(
     assert found["findings"][0]["tool"] == "ReductionOrder"
     assert found["findings"][0]["where"].startswith("sum.c:")
     assert any("cachegrind" in one for one in found["not_measurable"])
-    assert run("asm", kernel, "sum", "--json") == 0
+    assert run("diagnose", f"{kernel}:sum", "--loops", "--json") == 0
     assert said(capsys)["loops"][0]["chain"]
-    assert run("doctor", "--json") == 0
-    found = said(capsys)
-    assert found["tiers"]["C0"]["here"]
-    assert found["roofs"]["peak"] > 1e8
+    subprocess.run(["gcc", "-O3", "-g", "-c", kernel, "-o", tmp_path / "sum.o"], check=True)
+    assert run("diagnose", f"{tmp_path / 'sum.o'}:sum", "--json") == 0
+    assert said(capsys)["loops"][0]["line"] == found["loops"][0]["line"]
+    assert main(["doctor", "--json"]) == 0
+    told = {row["name"]: row for row in said(capsys)["findings"] if row["topic"] == "kernels"}
+    assert told["C0"]["status"] == told["roofs"]["status"] == "ok"
+    assert told["roofs"]["text"].startswith("peak ")
 
 
 @pytest.mark.parametrize(
@@ -152,10 +153,14 @@ def test_diagnose_and_asm_name_the_line(
         (("diagnose", "{kernel}:summ"), "did you mean 'sum'"),
         (("search", "{kernel}", "--out", "run", "--evals", "0"), "evals"),
         (("search", "{kernel}", "--out", "run", "--proposer", "nobody:x"), "nobody"),
-        (("asm", "{kernel}", "total"), "no function 'total'"),
-        (("redteam", "{kernel}", "--cheat", "wait"), "--cheat wait"),
-        (("sass", "{kernel}", "--arch", "sm_1"), "no known chip"),
-        (("sass", "{kernel}"), "holds no SASS"),
+        (("diagnose", "{kernel}:total", "--loops"), "no function 'total'"),
+        (("diagnose", "{kernel}", "--loops"), "of one function, FILE:FUNCTION"),
+        (("diagnose", "{kernel}:sum", "--loops", "--pairs", "4"), "machine code takes no --pairs"),
+        (("diagnose", "{kernel}:sum", "--flags", "-O2"), "diagnose without --loops takes no --flags"),
+        (("diagnose", "{kernel}:sum", "--warps", "4"), "a kernel that is run here takes no --warps"),
+        (("diagnose", "add.sass", "--no-simulate"), "a kernel of a GPU takes no --no-simulate"),
+        (("diagnose", "add.sass", "--arch", "sm_1"), "no known chip"),
+        (("diagnose", "add.sass"), "there is no kernel add.sass"),
         (("explain", "nowhere"), "no run 'nowhere'"),
         (("bench", "{kernel}", "missing.c"), "cannot read the kernel missing.c"),
     ],

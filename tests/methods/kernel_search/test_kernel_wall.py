@@ -10,7 +10,6 @@ import pytest
 
 from ramify.base import codec
 from ramify.base.errors import UserError
-from ramify.methods.kernel_search.redteam import CHEATS, PYTHON_CHEATS, attempt, cheat_code, cheats_for
 from ramify.methods.kernel_search.task import from_c, from_python
 from ramify.methods.kernel_search.wall import ROUNDS, Code, Wall, WallTrial
 from tests.methods.kernel_search.kernels import CREEP, EXP, SUM
@@ -111,56 +110,6 @@ def test_what_is_faster_than_the_machine_is_refused() -> None:
     assert found.stage == "physics"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["remembers every address", "only the last calls"])
-def test_what_skips_timed_calls_is_wrong_in_one_that_is_looked_at(name: str) -> None:
-    """The first was 2.6 times as fast where the pool never changed; the second skips calls where every batch has one length."""
-    long = Wall(from_c(SUM), pairs=4, batch_seconds=0.02)  # batches of hundreds of calls
-    (found,) = tried(long, cheat_code(long.task, next(one for one in CHEATS if one.name == name)).source)
-    assert found.stage == "wrong", (found.refused, found.gain)
-    assert "in a timed call" in found.refused
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["first answer", "right at first", "works elsewhere", "changes its inputs", "ends the others", "changes the files"]
-)
-def test_a_cheat_gains_nothing(name: str) -> None:
-    cheat = next(one for one in CHEATS if one.name == name)
-    large = (
-        EXP.replace("4000", "200000") if name == "works elsewhere" else EXP
-    )  # starting a process takes longer than a small call
-    found = asyncio.run(attempt(wall(large), cheat))
-    assert found.held
-    assert (
-        found.trial.refused or name == "works elsewhere"
-    )  # on a fast machine it uses too little elsewhere to be told, and is slower
-
-
-RIGHT = {
-    "works elsewhere",
-    "answers early",
-    "another clock",
-    "slows the reference",
-    "looks for the answer",
-    "remembers addresses",
-    "remembers every address",
-}
-"""Cheats whose trick may have nothing to take hold of here, the last in batches of few calls:
-they then compute what they should, and are no faster."""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("source", [SUM, EXP, CREEP])
-def test_no_cheat_gains(source: str) -> None:
-    made = wall(source)
-    found = [asyncio.run(attempt(made, cheat)) for cheat in CHEATS]
-    assert len(CHEATS) >= 12
-    assert [one.cheat.name for one in found if not one.held] == []
-    assert {one.cheat.name for one in found if not one.trial.refused} <= RIGHT
-
-
 NUMBA = """import numba
 # ramify: n = 20000, 33; out y[n]; flops 2*n
 @numba.njit
@@ -211,45 +160,3 @@ def test_numba_and_torch_kernels() -> None:
     made = Wall(from_python(TORCH), pairs=4, batch_seconds=0.001, call_seconds=60)
     assert asyncio.run(made.trial(made.original)).ok
     assert "returned a Lazy" in asyncio.run(made.trial(Code(LAZY))).refused
-
-
-NUMPY = """import numpy as np
-# ramify: n = 1000, 33; x[n]; out y[n]; result[n]
-def waves(n, x, y):
-    y[:] = np.sin(x)
-    return np.tanh(np.exp(np.sin(x)))
-"""
-HONEST = {"another clock", "looks for the answer", "remembers addresses", "only the last calls"}
-"""Python cheats whose trick may have nothing to take hold of, the last two on a busy machine:
-they then compute what they should."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["remembers addresses", "only the last calls", "lazy result", "replaces the worker"])
-def test_a_cheat_in_python_gains_nothing(name: str) -> None:
-    task = from_python(NUMPY)
-    made = Wall(task, pairs=4, batch_seconds=0.01, call_seconds=5)
-    found = asyncio.run(attempt(made, next(one for one in cheats_for(task) if one.name == name)))
-    assert found.held, found.trial.gain
-    assert found.trial.refused or name in (
-        "remembers addresses",
-        "only the last calls",
-    )  # a busy machine calls too seldom for them
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_no_cheat_in_python_gains() -> None:
-    task = from_python(NUMPY)
-    made = Wall(task, pairs=4, batch_seconds=0.01, call_seconds=5)
-    found = [asyncio.run(attempt(made, cheat)) for cheat in cheats_for(task)]
-    assert len(PYTHON_CHEATS) >= 12
-    assert [one.cheat.name for one in found if not one.held] == []
-    assert {one.cheat.name for one in found if not one.trial.refused} <= HONEST
-
-
-def test_cheats_fit_the_kind_of_kernel() -> None:
-    silent = from_python(NUMPY.replace("; result[n]", ""))
-    assert {one.name for one in cheats_for(from_python(NUMPY))} - {one.name for one in cheats_for(silent)} == {"lazy result"}
-    with pytest.raises(UserError, match="timed on a GPU only"):
-        cheats_for(from_python("import triton\ndef f(x):\n    pass\n"))

@@ -19,17 +19,8 @@ COMPONENTS = {"judge": ("plugins",), "assertion": ("plugins",)}
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.kernel_search.algorithm import KernelSearchConfig as KernelSearchConfig
     from ramify.methods.kernel_search.diagnosis import diagnose as diagnose
-    from ramify.methods.kernel_search.kernelbench import from_kernelbench as from_kernelbench
-    from ramify.methods.kernel_search.library import CodeLibrary as CodeLibrary
     from ramify.methods.kernel_search.loop import search as search
-    from ramify.methods.kernel_search.plugins import KernelJudge as KernelJudge
-    from ramify.methods.kernel_search.sass import read_gpu as read_gpu
-    from ramify.methods.kernel_search.task import KernelTask as KernelTask
     from ramify.methods.kernel_search.task import read_task as read_task
-    from ramify.methods.kernel_search.tools import KernelMetrics as KernelMetrics
-    from ramify.methods.kernel_search.tools import Prescription as Prescription
-    from ramify.methods.kernel_search.tools import tool as tool
-    from ramify.methods.kernel_search.wall import Code as Code
     from ramify.methods.kernel_search.wall import Wall as Wall
 else:
     __all__, __getattr__ = public(
@@ -37,13 +28,8 @@ else:
         {
             "algorithm": "KernelSearchConfig",
             "diagnosis": "diagnose",
-            "kernelbench": "from_kernelbench",
-            "library": "CodeLibrary",
             "loop": "search",
-            "plugins": "KernelJudge",
-            "sass": "read_gpu",
-            "task": "KernelTask read_task",
-            "tools": "KernelMetrics Prescription tool",
-            "wall": "Code Wall",
+            "task": "read_task",
+            "wall": "Wall",
         },
     )

@@ -12,6 +12,14 @@ from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits
 
 
+def is_elf(path: Path) -> bool:
+    """Whether it is a shared object, an object file or a program."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
 async def loops_of(path: Path, symbol: str, flags: tuple[str, ...], allow_unsandboxed: bool = False) -> list[Loop]:
     """The loops of a function of ``path``. Raises UserError where the file has none such, NeedsError without objdump."""
     box = find_sandbox(allow_unsandboxed=allow_unsandboxed)

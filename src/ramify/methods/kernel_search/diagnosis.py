@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,8 @@ from ramify.base import codec
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import stable_hash
-from ramify.methods.kernel_search.algorithm import Class, attainable, classify
+from ramify.base.waiting import wait_for
+from ramify.methods.kernel_search.algorithm import NOISE, Class, attainable, classify
 from ramify.methods.kernel_search.asm import Loop, cache_lines, functions, loops, mca_cycles, reached
 from ramify.methods.kernel_search.report import DiagnosedKernel, DiagnosedLoop, Roofline
 from ramify.methods.kernel_search.sass import nvidia_tool
@@ -29,7 +30,7 @@ from ramify.methods.kernel_search.task import KernelTask, evaluate, scalar_value
 from ramify.methods.kernel_search.tools import TIERS, KernelMetrics, Prescription, examine
 from ramify.methods.kernel_search.wall import COMPILING, INSIDE, Built, Code, Wall, WallTrial
 from ramify.render.numbers import percent
-from ramify.render.result import Result, Section, table
+from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits, Sandbox
 
 SIZES = (16 << 10, 256 << 10, 4 << 20, 64 << 20)
@@ -52,10 +53,20 @@ class Roofs:
     noise: float
     """Relative spread of equal batches while they were measured."""
 
+    @property
+    def noisy(self) -> bool:
+        """Whether this machine was too busy to rank kernels."""
+        return self.noise > NOISE
+
     def at(self, size: float) -> float:
         """The bandwidth at the smallest measured working set that holds ``size`` bytes."""
         known = sorted(self.bandwidth)
         return self.bandwidth[next((one for one in known if one >= size), known[-1])]
+
+    def __str__(self) -> str:
+        speeds = ", ".join(f"{size >> 10} KiB {speed / 1e9:.1f}" for size, speed in sorted(self.bandwidth.items()))
+        peak = f"peak {self.peak / 1e9:.1f} Gflop/s in float32"
+        return f"{peak}; GB/s by working set: {speeds}; spread of equal batches {percent(self.noise)}"
 
     def fastest(self, size: float) -> float:
         """The highest bandwidth at that size or below it is possible to see: what nothing can exceed."""
@@ -71,23 +82,6 @@ class Tier:
     here: bool
     how: str
     """Or why not."""
-
-
-@dataclass(frozen=True)
-class MeasurableHere(Result):
-    """What can be measured on this machine."""
-
-    tiers: Mapping[str, Tier]
-    roofs: Roofs | None
-
-    def sections(self) -> Iterable[Section]:
-        """The tiers and the roofs."""
-        rows = [(name, one.measures, one.here, one.how) for name, one in self.tiers.items()]
-        yield Section.of("", table(("tier", "measures", "here", "how"), rows))
-        if self.roofs is not None:
-            sizes = [(f"{size >> 10} KiB", f"{speed / 1e9:.1f} GB/s") for size, speed in sorted(self.roofs.bandwidth.items())]
-            noise = f"peak {self.roofs.peak / 1e9:.1f} Gflop/s in float32, spread of equal batches {percent(self.roofs.noise)}"
-            yield Section.of("", noise, table(("working set", "bandwidth"), sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +124,20 @@ def cache_file() -> Path:
     return base / "kernel-search" / f"roofs-{stable_hash(processor())[:12]}.json"
 
 
+def known_roofs() -> Roofs | None:
+    """Those that were measured before; None where there are none, or they are damaged."""
+    file = cache_file()
+    try:
+        return codec.from_json(Roofs, json.loads(file.read_text(encoding="utf-8")), str(file))
+    except (OSError, ValueError, UserError):
+        return None
+
+
 async def measured_roofs(sandbox: Sandbox, fresh: bool = False) -> Roofs:
     """The roofs of this machine, from the cache unless ``fresh``. Raises InfrastructureError where the ruler does not run."""
     file = cache_file()
-    if not fresh and file.is_file():
-        try:
-            return codec.from_json(Roofs, json.loads(file.read_text(encoding="utf-8")), str(file))
-        except (ValueError, UserError):
-            pass  # damaged: measured again
+    if not fresh and (known := known_roofs()) is not None:
+        return known
     source = (INSIDE / "rulers.c").read_text(encoding="utf-8")
     script = "set -e\ngcc -O3 -march=native -w rulers.c -o rulers\n./rulers " + " ".join(map(str, SIZES)) + "\n"
     limits = Limits(seconds=60, memory_bytes=2048 * MIB, processes=64, disk_bytes=64 * MIB)
@@ -157,6 +157,11 @@ async def measured_roofs(sandbox: Sandbox, fresh: bool = False) -> Roofs:
     except OSError:
         pass  # measured again next time
     return roofs
+
+
+def roofs_again(allow_unsandboxed: bool = False) -> Roofs:
+    """The roofs of this machine, measured now. Raises InfrastructureError where the ruler does not run."""
+    return wait_for(measured_roofs(find_sandbox(allow_unsandboxed=allow_unsandboxed), fresh=True))
 
 
 def tiers() -> dict[str, Tier]:

@@ -426,9 +426,8 @@ def search(
     config = config or KernelSearchConfig(**settings)
     if task.kind == "triton":
         raise UserError(
-            f"{task.path}: Triton kernels are timed on a GPU only, so nothing can be ranked here; `kernel-search sass` reads "
-            "them without one, and `bench` "
-            "says whether one is right"
+            f"{task.path}: Triton kernels are timed on a GPU only, so nothing can be ranked here; `kernel-search diagnose` reads "
+            "them without one, and `bench` says whether one is right"
         )
 
     async def whole(run: Run | None) -> BestKernel:

@@ -82,12 +82,12 @@ def choices_of(text: str) -> dict[str, list[str]]:
         name, equals, values = (one.strip() for one in part.partition("="))
         given = [one.strip() for one in values.split(",")]
         if not (equals and name.isidentifier() and all(re.fullmatch(r"-?\d+|True|False", one) for one in given)):
-            raise UserError(f"--tune: '{part}' is no choice: BLOCK = 64, 128; warps = 2, 4; stages = 2, 3")
+            raise UserError(f"CHOICES: '{part}' is no choice: BLOCK = 64, 128; warps = 2, 4; stages = 2, 3")
         if name in ("warps", "stages") and any(not one.isdigit() or int(one) not in range(1, 33) for one in given):
-            raise UserError(f"--tune: {name} are from 1 to 32, not {', '.join(given)}")
+            raise UserError(f"CHOICES: {name} are from 1 to 32, not {', '.join(given)}")
         found[name] = list(dict.fromkeys(given))
     if not found:
-        raise UserError("--tune says no choice: BLOCK = 64, 128; warps = 2, 4; stages = 2, 3")
+        raise UserError("CHOICES names no choice: BLOCK = 64, 128; warps = 2, 4; stages = 2, 3")
     return found
 
 
@@ -112,11 +112,11 @@ def tuned(
     for name in choices:
         if name not in (*constants, "warps", "stages"):
             raise UserError(
-                f"--tune: '{name}' is no constant of {kernel.name} ({nearest(name, [*constants, 'warps', 'stages'])})"
+                f"CHOICES: '{name}' is no constant of {kernel.name} ({nearest(name, [*constants, 'warps', 'stages'])})"
             )
     rows = list(itertools.product(*choices.values()))
     if len(rows) > MOST:
-        raise UserError(f"--tune: {len(rows)} configurations are more than {MOST}: each takes seconds to compile")
+        raise UserError(f"CHOICES: {len(rows)} configurations are more than {MOST}: each takes seconds to compile")
     found: list[Tuning] = []
     for row in rows:
         chosen = dict(zip(choices, row, strict=True))

@@ -1,5 +1,4 @@
-"""The verbs of ``ramify kernel-search``. Exit code 1: nothing was faster (``search --strict``),
-or a cheat got through (``redteam``)."""
+"""The verbs of ``ramify kernel-search``. Exit code 1: nothing was faster (``search --strict``, ``bench``)."""
 
 from __future__ import annotations
 
@@ -8,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ramify.base.errors import UserError, nearest
+from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.progress import Progress
 from ramify.base.waiting import wait_for
-from ramify.kit import RunArgument, Seed, Verbs, argument, find_run, option
-from ramify.methods.kernel_search.algorithm import NOISE, KernelSearchConfig
-from ramify.methods.kernel_search.diagnosis import MeasurableHere
-from ramify.methods.kernel_search.redteam import CheatsTried
+from ramify.kit import RunArgument, Seed, Verbs, argument, find_run, only_for, option
+from ramify.methods.kernel_search.algorithm import KernelSearchConfig
 from ramify.methods.kernel_search.report import (
     BenchedKernel,
     CandidateCode,
@@ -65,8 +62,17 @@ Sizes = Annotated[
     ),
 ]
 Allow = Annotated[bool, option("--allow-unsandboxed", help="Run candidates with limits only where nothing isolates.")]
-Arch = Annotated[str, option("--arch", help="Of a GPU kernel: the chip to compile for, such as sm_90; it need not be here.")]
-Pairs = Annotated[int, option(min=4, max=1000, help="Pairs of timed batches, reference and candidate in turn.")]
+CHIP = "sm_90"
+Signature = Annotated[
+    str | None,
+    option(
+        "--signature",
+        metavar="TYPES",
+        help="Of a Triton kernel: its types as Triton writes them, '*fp32:16, *fp32:16, i32, 1024'; default: what the file says.",
+    ),
+]
+Warps = Annotated[int | None, option(min=1, max=32, help="Of a GPU kernel: warps a block; default: what the file says, or 4.")]
+Stages = Annotated[int | None, option(min=1, max=16, help="Of a Triton kernel: stages of the software pipeline.")]
 
 
 def _task(kernel: str, ref: str | None, size: list[str] | None = None, allow_unsandboxed: bool = False) -> KernelTask:
@@ -86,49 +92,100 @@ def _task(kernel: str, ref: str | None, size: list[str] | None = None, allow_uns
 
 
 @app.verb()
-def doctor(
-    fresh: Annotated[bool, option("--fresh", help="Measure the roofs again.")] = False,
-    allow_unsandboxed: Allow = False,
-) -> MeasurableHere:
-    """What can be measured here: tiers, the measured roofs of one core, and how noisy this machine is."""
-    from ramify.methods.kernel_search import diagnosis
-    from ramify.sandbox.find import find_sandbox
-
-    here, roofs = diagnosis.tiers(), None
-    if here["C1"].here:
-        with progress("rulers", kept="nothing was written"):
-            roofs = wait_for(diagnosis.measured_roofs(find_sandbox(allow_unsandboxed=allow_unsandboxed), fresh))
-    busy = roofs is not None and roofs.noise > NOISE
-    said = "this machine is too busy to rank kernels: measure with more pairs, or later"
-    return MeasurableHere(here, roofs, caveats=(said,) if busy else ())
-
-
-@app.verb()
 def diagnose(
-    kernel: KernelArgument,
+    kernel: Annotated[
+        str,
+        argument(
+            "KERNEL",
+            help="FILE.c:FUNCTION or FILE.py:FUNCTION, as for `search`, or a KernelBench problem; FILE.cu:KERNEL, FILE.py:KERNEL "
+            "(Triton), or a .ptx, .sass or .cubin file; FILE:FUNCTION of a shared object, an object file or a program.",
+        ),
+    ],
     ref: Reference = None,
     size: Sizes = None,
-    simulate: Annotated[bool, option(help="Run cachegrind and llvm-mca where they are.")] = True,
-    pairs: Pairs = 6,
-    arch: Arch = "sm_90",
-    seed: Seed = 0,
+    simulate: Annotated[bool | None, option(help="Run cachegrind and llvm-mca where they are, which is the default.")] = None,
+    pairs: Annotated[
+        int | None, option(min=4, max=1000, help="Pairs of timed batches, reference and candidate in turn; default: 6.")
+    ] = None,
+    seed: Annotated[int | None, option("--seed", help="Decides every sample; default: 0.")] = None,
+    loops: Annotated[bool, option("--loops", help="Of FILE.c:FUNCTION: only count its innermost loops; run nothing.")] = False,
+    flags: Annotated[
+        str | None, option("--flags", metavar="FLAGS", help="With --loops: how it is compiled; default: -O3 -march=native.")
+    ] = None,
+    arch: Annotated[
+        str | None,
+        option("--arch", help="Of a GPU kernel: the chip to compile for, which need not be here; default: sm_90."),
+    ] = None,
+    signature: Signature = None,
+    warps: Warps = None,
+    stages: Stages = None,
     allow_unsandboxed: Allow = False,
-) -> DiagnosedKernel | GpuReading:
+) -> DiagnosedKernel | GpuReading | CountedLoops:
     """Why a kernel is slow: its class, its roofs, findings with what to do about each, and what is not measurable here.
 
-    A CUDA kernel, and a Triton kernel whose file says its types, is read as compiled for --arch, without a GPU.
+    A kernel of a GPU is read as compiled, without a GPU: spills, occupancy and its limiter, tensor cores, what a warp touches.
+    Of a shared object, an object file or a program, and with --loops of a C file, the innermost loops of the function are
+    counted: never the whole symbol.
     """
+    from ramify.methods.kernel_search.assembly import is_elf
     from ramify.methods.kernel_search.sass import is_gpu, read_gpu
 
-    if is_gpu(kernel):
-        return read_gpu(kernel, arch, allow_unsandboxed=allow_unsandboxed)
+    timed = {"ref": ref, "size": size, "no_simulate": simulate is False, "pairs": pairs, "seed": seed}
+    of_gpu = {"arch": arch, "signature": signature, "warps": warps, "stages": stages}
+    file, _, symbol = kernel.rpartition(":")
+    path, compiled = Path(file or kernel), is_gpu(kernel)
+    if loops or (not compiled and is_elf(path)):
+        only_for("machine code", **timed, **of_gpu)
+        if not file:
+            raise UserError(f"{kernel}: loops are counted of one function, FILE:FUNCTION")
+        return _counted(path, symbol, flags, allow_unsandboxed)
+    only_for("diagnose without --loops", flags=flags)
+    if compiled or (path.suffix == ".py" and any(of_gpu.values())):
+        only_for("a kernel of a GPU", **timed)
+        return read_gpu(kernel, arch or CHIP, signature or "", warps, stages, allow_unsandboxed)
+    only_for("a kernel that is run here", **of_gpu)
     from ramify.methods.kernel_search import diagnosis
     from ramify.methods.kernel_search.wall import Wall
 
     task = _task(kernel, ref, size, allow_unsandboxed)
-    wall = Wall(task, pairs=pairs, seed=seed, allow_unsandboxed=allow_unsandboxed)
+    wall = Wall(task, pairs=6 if pairs is None else pairs, seed=seed or 0, allow_unsandboxed=allow_unsandboxed)
     with progress("diagnose", kept="nothing was written"):
-        return wait_for(diagnosis.diagnose(task, wall, simulate=simulate)).result()
+        return wait_for(diagnosis.diagnose(task, wall, simulate=simulate is not False)).result()
+
+
+def _counted(file: Path, symbol: str, flags: str | None, allow: bool) -> CountedLoops:
+    from ramify.methods.kernel_search import assembly
+
+    words = ("-O3 -march=native" if flags is None else flags).split()
+    return CountedLoops(symbol, tuple(wait_for(assembly.loops_of(file, symbol, tuple(words), allow))))
+
+
+@app.verb()
+def tune(
+    kernel: Annotated[str, argument("KERNEL", help="FILE.py:KERNEL, a Triton kernel.")],
+    choices: Annotated[str, argument("CHOICES", help="What to compile: 'BLOCK = 64, 128; warps = 2, 4; stages = 2, 3'.")],
+    out: Annotated[
+        Path | None, option("--out", metavar="FILE.py", help="Write those worth timing as triton.autotune takes them.")
+    ] = None,
+    arch: Annotated[str, option("--arch", help="The chip to compile for; it need not be here.")] = CHIP,
+    signature: Signature = None,
+    warps: Warps = None,
+    stages: Stages = None,
+    allow_unsandboxed: Allow = False,
+) -> TunedKernel:
+    """Which configurations of a Triton kernel are worth timing on a GPU? Each is compiled, without one, and its machine code
+    read: what does not compile, does not fit or spills registers where another does not is left out."""
+    from ramify.methods.kernel_search import tuning
+
+    named = tuning.choices_of(choices)
+    total = math.prod(map(len, named.values()))
+    with progress("tune", total, "configurations", kept="nothing was written") as bar:
+        found = tuning.tuned(
+            kernel, named, arch, signature or "", warps, stages, allow_unsandboxed=allow_unsandboxed, progress=bar.at
+        )
+    if out is not None:
+        write_whole(out, tuning.configs_file(kernel, arch, found))
+    return TunedKernel(kernel, arch, tuple(found), "" if out is None else str(out))
 
 
 def _search_plan(
@@ -168,70 +225,6 @@ def search(
 
 
 @app.verb()
-def asm(
-    file: Annotated[Path, argument("FILE", help="A shared object, an object file or a program; or FILE.c, which is compiled.")],
-    symbol: Annotated[str, argument("FUNCTION", help="The function.")],
-    flags: Annotated[str, option("--flags", metavar="FLAGS", help="How a source is compiled.")] = "-O3 -march=native",
-    allow_unsandboxed: Allow = False,
-) -> CountedLoops:
-    """The innermost loops of a function, and what is counted in each: never the whole symbol."""
-    from ramify.methods.kernel_search import assembly
-
-    return CountedLoops(symbol, tuple(wait_for(assembly.loops_of(file, symbol, tuple(flags.split()), allow_unsandboxed))))
-
-
-@app.verb()
-def sass(
-    kernel: Annotated[str, argument("KERNEL", help="FILE.py:KERNEL (Triton), FILE.cu:KERNEL, or a .ptx, .sass or .cubin file.")],
-    arch: Arch = "sm_90",
-    signature: Annotated[
-        str, option("--signature", metavar="TYPES", help="Types as Triton writes them: '*fp32:16, *fp32:16, i32, 1024'.")
-    ] = "",
-    warps: Annotated[int | None, option(min=1, max=32, help="Warps a block; default: what the file says, or 4.")] = None,
-    stages: Annotated[int | None, option(min=1, max=16, help="Stages of the software pipeline.")] = None,
-    tune: Annotated[
-        str,
-        option(
-            "--tune",
-            metavar="CHOICES",
-            help="Of a Triton kernel: compile every one of 'BLOCK = 64, 128; warps = 2, 4; stages = 2, 3'.",
-        ),
-    ] = "",
-    out: Annotated[
-        Path | None,
-        option("--out", metavar="FILE.py", help="With --tune: write those worth timing as triton.autotune takes them."),
-    ] = None,
-    allow_unsandboxed: Allow = False,
-) -> GpuReading | TunedKernel:
-    """What a GPU kernel's PTX and machine code tell without a GPU:
-    spills, occupancy and its limiter, tensor cores, what a warp touches.
-
-    With --tune the same of many configurations of a Triton kernel, and which of them are worth timing on a GPU.
-    """
-    from ramify.methods.kernel_search.sass import read_gpu
-
-    if tune:
-        return _tuned(kernel, tune, arch, signature, warps, stages, out, allow_unsandboxed)
-    if out is not None:
-        raise UserError("--out writes the configurations of --tune, which is not given")
-    return read_gpu(kernel, arch, signature, warps, stages, allow_unsandboxed)
-
-
-def _tuned(
-    kernel: str, tune: str, arch: str, signature: str, warps: int | None, stages: int | None, out: Path | None, allow: bool
-) -> TunedKernel:
-    from ramify.methods.kernel_search import tuning
-
-    choices = tuning.choices_of(tune)
-    total = math.prod(map(len, choices.values()))
-    with progress("tune", total, "configurations", kept="nothing was written") as bar:
-        found = tuning.tuned(kernel, choices, arch, signature, warps, stages, allow_unsandboxed=allow, progress=bar.at)
-    if out is not None:
-        write_whole(out, tuning.configs_file(kernel, arch, found))
-    return TunedKernel(kernel, arch, tuple(found), "" if out is None else str(out))
-
-
-@app.verb()
 def bench(
     kernel: KernelArgument,
     candidate: Annotated[Path, argument("CANDIDATE", help="File with another version of the function, same signature.")],
@@ -240,7 +233,7 @@ def bench(
     ] = None,
     ref: Reference = None,
     size: Sizes = None,
-    pairs: Pairs = 20,
+    pairs: Annotated[int, option(min=4, max=1000, help="Pairs of timed batches, reference and candidate in turn.")] = 20,
     seed: Seed = 0,
     allow_unsandboxed: Allow = False,
 ) -> BenchedKernel:
@@ -315,33 +308,3 @@ def explain(
     if out is not None:
         write_whole(out, comment(found, records[best - 1].code.source if best else root, language))
     return found
-
-
-@app.verb()
-def redteam(
-    kernel: KernelArgument,
-    only: Annotated[list[str] | None, option("--cheat", metavar="NAME", help="Only this one; several may be given.")] = None,
-    ref: Reference = None,
-    size: Sizes = None,
-    seed: Seed = 0,
-    allow_unsandboxed: Allow = False,
-) -> CheatsTried:
-    """Try every known way to look fast on a kernel of yours. Exit code 1: one got through."""
-    from ramify.methods.kernel_search.redteam import attempt, cheats_for
-    from ramify.methods.kernel_search.wall import Wall
-
-    task = _task(kernel, ref, size, allow_unsandboxed)
-    cheats = cheats_for(task)
-    names = {one.name for one in cheats}
-    for name in only or ():
-        if name not in names:
-            raise UserError(f"--cheat {name} is none ({nearest(name, names)})")
-    chosen = [one for one in cheats if not only or one.name in only]
-    wall = Wall(task, pairs=4, batch_seconds=0.01, seed=seed, call_seconds=5.0, allow_unsandboxed=allow_unsandboxed)
-    tried = []
-    with progress("redteam", len(chosen), "cheats", kept="nothing was written") as bar:
-        for i, cheat in enumerate(chosen):
-            tried.append(wait_for(attempt(wall, cheat)).outcome())
-            bar.at(i + 1, cheat.name)
-    through = [f"{one.cheat} got through" for one in tried if not one.held]
-    return CheatsTried(tuple(tried), len(through), caveats=tuple(through[:1]))
