@@ -6,8 +6,9 @@ place; for a model give `Localizer(*find_model("chat:MODEL@URL"))`.
 
 from pathlib import Path
 
-from ramify.methods.diagnose import Localizer, RepoTools, Snapshot, SolveRates, evaluate, inject, mask
-from ramify.methods.diagnose.algorithm import InjectionGate
+from ramify.methods.diagnose import Localizer, RepoTools, Snapshot, evaluate, inject
+from ramify.methods.diagnose.algorithm import InjectionGate, SolveRates
+from ramify.methods.diagnose.masking import mask
 
 REPO = Path("my_repo")
 FILES = {

@@ -80,7 +80,7 @@ def _share(rep: Repetition, looks: int) -> float:
     (rep.folder / "log.jsonl").write_text(
         json.dumps({"task": "made", "messages": messages, "reward": 1.0}) + "\n", encoding="utf-8"
     )
-    found = rep.verb("diagnose", "cost", rep.folder / "log.jsonl")
+    found = rep.verb("diagnose", "eval", rep.folder / "log.jsonl")
     return float(found["share_of_replies"])
 
 

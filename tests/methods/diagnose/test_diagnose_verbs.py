@@ -100,8 +100,10 @@ def test_mistakes_are_one_sentence(place: Path, capsys: pytest.CaptureFixture[st
         (("run", "--repo", "repo", "--issue", "issue.md", "--model", "chta:x@http://127.0.0.1:9"), "did you mean 'chat'"),
         (("inject", "bad.json"), "1 <= start <= end"),
         (("inject", "case.json"), "cannot read the case file"),
-        (("gate", "--agent", "storng"), "did you mean 'strong'"),
-        (("gate", "--agent", "1,2,3"), "between 0 and 1"),
+        (("inject", "--agent", "storng"), "did you mean 'strong'"),
+        (("inject", "--fields", "root_cause"), "inject without a case takes no --fields"),
+        (("eval", "bad.jsonl", "bad.jsonl", "--from", "openai"), "takes no --from"),
+        (("inject", "--agent", "1,2,3"), "between 0 and 1"),
         (("eval", "bad.jsonl", "bad.jsonl"), "bad.jsonl:1"),
         (("tools", "--repo", "repo", "--call", "{"), "an object"),
         (
@@ -139,7 +141,7 @@ def test_masking_and_the_threshold(place: Path, capsys: pytest.CaptureFixture[st
     assert run("mask", "issue.md", "--repo", "repo", "--json") == 0
     masked = found(capsys)
     assert "sums.py" not in masked["text"]
-    assert run("gate", "--agent", "0.6,0.8,0.4", "--json") == 0
+    assert run("inject", "--agent", "0.6,0.8,0.4", "--json") == 0
     assert found(capsys)["threshold"] == pytest.approx(0.5)
     assert run("tools", "--schemas", "--json") == 0
     assert [one["function"]["name"] for one in found(capsys)["tools"]] == [
@@ -153,12 +155,12 @@ def test_masking_and_the_threshold(place: Path, capsys: pytest.CaptureFixture[st
 def test_the_cost_of_looking_is_kept_in_the_run_it_was_read_from(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("run", "--repo", "repo", "--issue", "issue.md", "--out", "kept") == 0
     capsys.readouterr()
-    assert run("cost", "kept", "--json") == 0
+    assert run("eval", "kept", "--json") == 0
     cost = found(capsys)
     assert cost["share_of_replies"] == 1  # it never edits
     assert cost["classes"]["localize"] >= 2
     with Run.open("kept") as kept:
-        assert {one.maker for one in kept.findings()} == {"diagnose run", "diagnose cost"}
+        assert {one.maker for one in kept.findings()} == {"diagnose run", "diagnose eval cost"}
 
 
 AGENT = '''

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -198,6 +198,7 @@ class CalledTool(Result):
 class LookingCost(Result):
     """What agents spend before their first edit, over all attempts; ``share_of_tokens`` is None where there are none."""
 
+    PART: ClassVar[str] = "cost"
     attempts: int
     edited: int
     replies: int

@@ -12,7 +12,7 @@ from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.files import read_record, read_regular, write_whole
 from ramify.base.progress import Progress
-from ramify.kit import Form, Verbs, argument, option
+from ramify.kit import Form, Verbs, argument, only_for, option
 from ramify.methods.diagnose import record
 from ramify.methods.diagnose.algorithm import InjectionGate, LocalizeConfig, SolveRates, Span, threshold
 from ramify.methods.diagnose.case import FIELDS, CaseFile
@@ -40,16 +40,10 @@ from ramify.trace.node import Finding
 from ramify.trace.sources import conclude, opened, run_folder
 from ramify.trace.view import views
 
-COST = "diagnose cost"
+COST = "diagnose eval cost"
 app = Verbs("diagnose", help="Find where a bug is and why, and tell a repair agent only what helps it.")
 Repo = Annotated[str, option("--repo", metavar="DIR", help="Folder of the repository, or DIR@COMMIT of a git repository.")]
 Issue = Annotated[str, option("--issue", metavar="FILE", help="Text of the issue; - reads standard input.")]
-CaseArgument = Annotated[Path, argument("CASE", help="A case file (JSON), or a run that `ramify diagnose run` made.")]
-Agent = Annotated[
-    str, option("--agent", help="weak, strong, or the solve rates told nothing, a right and a wrong finding: 0.6,0.8,0.3.")
-]
-Price = Annotated[float, option("--price", min=0, help="Solved issues that a saved token is worth.")]
-Saved = Annotated[float, option("--saved", min=0, help="Tokens that a told finding saves.")]
 
 
 def _text(name: str) -> str:
@@ -145,16 +139,28 @@ def _cases(path: Path) -> list[CaseFile]:
 
 @app.verb("inject")
 def inject_(
-    case: CaseArgument,
-    agent: Agent = "strong",
+    case: Annotated[
+        Path | None,
+        argument(
+            "CASE",
+            help="A case file (JSON), or a run that `ramify diagnose run` made; without one it is printed how likely a finding must "
+            "be right before telling it helps.",
+        ),
+    ] = None,
+    agent: Annotated[
+        str, option("--agent", help="weak, strong, or the solve rates told nothing, a right and a wrong finding: 0.6,0.8,0.3.")
+    ] = "strong",
     every: Annotated[bool, option("--all", help="Tell every finding, however likely it is to be wrong.")] = False,
-    fields: Annotated[str, option("--fields", help="Fields to tell, with commas.")] = ",".join(FIELDS),
-    price: Price = 0.0,
-    saved: Saved = 0.0,
-) -> RepairPrompts:
+    fields: Annotated[str | None, option("--fields", help=f"Fields to tell, with commas; default: {','.join(FIELDS)}.")] = None,
+    price: Annotated[float, option("--price", min=0, help="Solved issues that a saved token is worth.")] = 0.0,
+    saved: Annotated[float, option("--saved", min=0, help="Tokens that a told finding saves.")] = 0.0,
+) -> RepairPrompts | TellingThreshold:
     """The prompt for a repair agent: the issue, and the findings that are likely enough to help an agent of this strength."""
     gate = replace(_gate(agent), price=price, saved=saved)
-    names = [name.strip() for name in fields.split(",") if name.strip()]
+    if case is None:
+        only_for("inject without a case", all=every, fields=fields)
+        return TellingThreshold(gate.agent, threshold(gate.agent, price, saved), price, saved)
+    names = list(FIELDS) if fields is None else [name.strip() for name in fields.split(",") if name.strip()]
     prompts = [
         RepairPrompt(
             one.issue_id,
@@ -204,18 +210,43 @@ class GoldIssue:
         return self.spans if self.patch is None else self.patch
 
 
-@app.verb("eval", keeps="predicted")
+@app.verb("eval", keeps="log")
 def eval_(
-    predicted: Annotated[Path, argument("PREDICTED", help="Case files, one a line, or a run that `ramify diagnose run` made.")],
-    gold: Annotated[
+    log: Annotated[
         Path,
+        argument(
+            "LOG",
+            help="With GOLD: case files, one a line, or a run that `ramify diagnose run` made. Alone: traces of an agent in any "
+            "known format, or the folder of a run.",
+        ),
+    ],
+    gold: Annotated[
+        Path | None,
         argument(
             "GOLD", help="One issue a line: `issue_id` or `instance_id`, and `patch` (a diff) or `spans` ([file, first, last])."
         ),
-    ],
-) -> LocationScores:
-    """How right case files are: files as sets, spans by containment, engagement, and a table by repository."""
-    return evaluate(_cases(predicted), {one.name: one.where for one in read_rows(gold, GoldIssue)})
+    ] = None,
+    form: Form = None,
+) -> LocationScores | LookingCost:
+    """How right case files are: files as sets, spans by containment, engagement, and a table by repository. Without GOLD, what an
+    agent spends on finding the place: its actions by class, and the share of replies and tokens before its first edit."""
+    if gold is None:
+        return _cost(log, form)
+    if form is not None:
+        raise UserError("eval with GOLD takes no --from: it reads case files")
+    return evaluate(_cases(log), {one.name: one.where for one in read_rows(gold, GoldIssue)})
+
+
+def _cost(log: Path, form: str | None) -> LookingCost:
+    with opened(log, form) as stored:
+        rows = [row for view in views(stored, unjudged=True) if (row := cost_of(view)).replies]
+    if not rows:
+        raise UserError(f"{log} holds no reply of an agent")
+    cost = LookingCost.of(rows)
+    evidence = {name: value for name, value in cost.to_json().items() if name not in ("rows", "caveats")}
+    share = cost.share_of_replies
+    conclude(log, COST, [Finding("cost of localization", COST, cost.why, value=share, unit="share", evidence=evidence)])
+    return cost
 
 
 @app.verb()
@@ -251,24 +282,6 @@ def tools(
     return CalledTool(result.text, result.digest)
 
 
-@app.verb(keeps="log")
-def cost(
-    log: Annotated[Path, argument("LOG", help="Traces of an agent in any known format, or the folder of a run.")],
-    form: Form = None,
-) -> LookingCost:
-    """What an agent spends on finding the place: its actions by class,
-    and the share of replies and tokens before its first edit."""
-    with opened(log, form) as stored:
-        rows = [row for view in views(stored, unjudged=True) if (row := cost_of(view)).replies]
-    if not rows:
-        raise UserError(f"{log} holds no reply of an agent")
-    found = LookingCost.of(rows)
-    evidence = {name: value for name, value in found.to_json().items() if name not in ("rows", "caveats")}
-    share = found.share_of_replies
-    conclude(log, COST, [Finding("cost of localization", COST, found.why, value=share, unit="share", evidence=evidence)])
-    return found
-
-
 @app.verb()
 def mask(
     issue: Annotated[str, argument("ISSUE", help="Text of the issue; - reads standard input.")],
@@ -287,10 +300,3 @@ def mask(
         ]
     text, found = masked(_text(issue), names)
     return MaskedIssue(text, tuple(found))
-
-
-@app.verb()
-def gate(agent: Agent = "strong", price: Price = 0.0, saved: Saved = 0.0) -> TellingThreshold:
-    """How likely a finding must be right before telling it helps an agent of this strength."""
-    own = _gate(agent).agent
-    return TellingThreshold(own, threshold(own, price, saved), price, saved)
