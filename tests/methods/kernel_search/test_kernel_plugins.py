@@ -16,8 +16,7 @@ from ramify.base.errors import UserError
 from ramify.engine.sampling import key_uniforms
 from ramify.integrations.pytest_plugin import Assertions
 from ramify.methods.kernel_search import search
-from ramify.methods.kernel_search.library import CodeLibrary
-from ramify.methods.kernel_search.library import signature
+from ramify.methods.kernel_search.library import CodeLibrary, signature
 from ramify.methods.kernel_search.plugins import KernelJudge
 from ramify.methods.kernel_search.proposers import LLMProposer, ScriptedProposer, find_proposer
 from ramify.methods.kernel_search.task import from_c

@@ -143,8 +143,8 @@ def inject_(
         Path | None,
         argument(
             "CASE",
-            help="A case file (JSON), or a run that `ramify diagnose run` made; without one it is printed how likely a finding must "
-            "be right before telling it helps.",
+            help="A case file (JSON), or a run that `ramify diagnose run` made; without one it is printed how likely a finding "
+            "must be right before telling it helps.",
         ),
     ] = None,
     agent: Annotated[
