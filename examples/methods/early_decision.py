@@ -15,17 +15,12 @@ from pathlib import Path
 from ramify import Sampling
 from ramify.engine.named import find_continuing
 from ramify.env.builtin import chain
-from ramify.methods.early_decision import (
-    ContinueConfig,
-    ProbeConfig,
-    Study,
-    StudyConfig,
-    build,
-    continuations,
-    probe_stage,
-    rollout,
-)
+from ramify.methods.early_decision import Study, StudyConfig, build, continuations, rollout
 from ramify.methods.early_decision.judges import find_jury
+from ramify.methods.early_decision.results import StudySource
+from ramify.methods.early_decision.run import ContinueConfig
+from ramify.methods.early_decision.settings import ProbeConfig
+from ramify.methods.early_decision.states import probe_stage
 from ramify.methods.early_decision.thinking import Marks, Thinking
 from ramify.rollout.sampler import Sampler
 from ramify.rollout.token_traces import TokenProblem, read_problems
@@ -54,23 +49,13 @@ def small():
 
 
 async def main(sampler, thinking, jury, problems):
-    about = {"model": sampler.identity.name, "weights": sampler.identity.weights}
+    about = StudySource(sampler.identity.name, sampler.identity.weights)
     with Study.begin(Path(tempfile.mkdtemp()), StudyConfig(k=6), problems, about) as study:
         await rollout(study, sampler, thinking, jury)
         await continuations(study, sampler, thinking, jury, ContinueConfig(m=2, n=8))
         if importlib.util.find_spec("sklearn"):
             probe_stage(study, sampler.model, thinking, ProbeConfig())
-        found = build(study)
-    print(f"traces: {found['traces']}; with thinking against without: {found['thinking']['all']}")
-    for name, ways in found["continuation"]["curves"].items():
-        for way, points in ways.items():
-            shown = ", ".join(f"{p['share']:.0%} {p['unbiased']:.2f} ({p['flip_rate']:.0%} flip)" for p in points)
-            print(f"{name}, {way}: variance {shown}")
-    for one in found["probe"] or []:
-        pool = one["pools"][0]
-        print(
-            f"probe at {one['at']}: AUROC {pool['auroc'] or pool['reason']}, shuffled {one['null']}, controls {one['controls']}"
-        )
+        print(build(study))
 
 
 if __name__ == "__main__":

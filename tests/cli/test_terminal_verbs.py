@@ -159,10 +159,10 @@ VERBS = {
     ),
     "early-decision run": Verb(STUDY.replace("{}", "12"), "run .* traces", STUDY.replace("{}", "300") + " --k 400", AGAIN),
     "early-decision probe": Verb(
-        "early-decision probe study --layers 0", "probe 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)
+        "early-decision probe study --layers 0", "probe", before=(STUDY.replace("{}", "12"),), ends=(0, 2)
     ),
-    "early-decision valley": Verb(
-        "early-decision valley study --points 6 --samples 20", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)
+    "early-decision probe, valley": Verb(
+        "early-decision probe study valley --points 6 --samples 20", "probe", before=(STUDY.replace("{}", "12"),), ends=(0, 2)
     ),
     "early-decision continue": Verb(
         "early-decision continue study --m 1 --n 2 --shares 0,0.5",
@@ -171,9 +171,9 @@ VERBS = {
         AGAIN,
         (STUDY.replace("{}", "12"),),
     ),
-    "early-decision oscillate": Verb(
-        f"early-decision oscillate study --judges {PARTS}:judge",
-        "oscillate .* traces",
+    "early-decision continue, turns": Verb(
+        f"early-decision continue study turns --judges {PARTS}:judge",
+        "continue .* traces",
         before=(STUDY.replace("{}", "12"),),
         ends=(0, 2),
     ),

@@ -42,7 +42,7 @@ FILES = {
         *("world_model/preparing.py:prepare", "kernel_search/verbs.py:tune"),
     },
     "report": {
-        *("crosscoder/verbs.py:report", "early_decision/verbs.py:report_", "forensics/verbs.py:report_"),
+        *("crosscoder/verbs.py:report", "forensics/verbs.py:report_"),
         *("governance/verbs.py:_emit_report", "governance/verbs.py:audit", "verify_or_ship/verbs.py:score"),
         "kernel_search/verbs.py:explain",
     },

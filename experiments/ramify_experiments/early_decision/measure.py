@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.seeds import generator
 from ramify.engine.hidden import collect, hop
 from ramify.engine.local import LocalModel
 from ramify.methods.early_decision.algorithm import (
     Cut,
+    TurnSummary,
     continuation_point,
     continuation_variance,
     judge_cuts,
@@ -133,8 +135,8 @@ def decoded(lab: OrganismLab, traces: Sequence[SampledTrace], shuffles: int) -> 
         "text null": bar(np.array(null, np.float64)),
         "prompt": h0.controls.get("prompt"),
         "along": [auroc(out_of_fold(states[:, 1 + p], y, split), y) for p in range(POSITIONS)],
-        "j": found.j.tolist(),
-        "floor": found.floor.tolist(),
+        "j": list(found.j),
+        "floor": list(found.floor),
         "depth": found.depth,
     }
 
@@ -169,7 +171,7 @@ def continued(lab: OrganismLab, traces: Sequence[SampledTrace], opened: int, n: 
         opens[str(share)] = {"variance": point.unbiased, "error": (high - low) / 3.92, "flip": point.flip_rate}
         if share == 0:
             off = [round(1000 * value) for value in p[:opened].tolist()]
-            effect = thinking_effect(k, size, off, [1000] * len(off))
+            effect = codec.to_json(thinking_effect(k, size, off, [1000] * len(off)))
     return {"closed": closed, "open": opens, "thinking": effect, "prefixes": len(traces), "opened": len(some)}
 
 
@@ -179,17 +181,18 @@ def stances(kind: str, thinking: Sequence[int]) -> list[int]:
     return [int(np.sign(total)) for total in np.cumsum(senses)] if kind == "deliberative" else senses
 
 
-def oscillations(lab: OrganismLab, traces: Sequence[SampledTrace], k: int = 100) -> dict[str, Any]:
+def oscillations(lab: OrganismLab, traces: Sequence[SampledTrace], k: int = 100) -> TurnSummary:
     """The causal test of every change of stance, with ``k`` binomial samples of the exact answer at both cuts."""
     places = [(i, change) for i, t in enumerate(traces) for change in transitions(stances(lab.recipe.kind, t.thinking))]
+    prompts = {str(i): str(i) for i in range(len(traces))}
     if not places:
-        return oscillation_summary([], len(traces))
+        return oscillation_summary([], prompts)
     rng, sampled = generator(lab.recipe.seed, "cuts"), []
     for end in ("pre", "post"):
         rows = [traces[i].row(traces[i].thinking[: 2 * getattr(change, end)]) for i, change in places]
         sampled.append(rng.binomial(k, 1 - lab.refusal(rows)).tolist())  # cuts count those that complied
     cuts = [Cut(str(i), "", change.stance, a, k, b, k) for (i, change), a, b in zip(places, *sampled, strict=True)]
-    return oscillation_summary(judge_cuts(cuts), len(traces))
+    return oscillation_summary(judge_cuts(cuts), prompts)
 
 
 def ideal(traces: int, seed: int = 0) -> dict[str, float]:
@@ -218,7 +221,7 @@ def study(
         "lost": prompts + ambiguous - len(traces) - len(even),
         "decoded": decoded(lab, traces, shuffles),
         "continued": continued(lab, traces, opened, samples, "main"),
-        "oscillations": oscillations(lab, traces),
+        "oscillations": codec.to_json(oscillations(lab, traces)),
         "even": ambiguous_decoded(lab, traces, even) | continued(lab, even, opened, samples, "even"),
         "near": continued(lab, [t for t in traces if abs(t.request.score or 0) == 1], opened, samples, "near"),
     }

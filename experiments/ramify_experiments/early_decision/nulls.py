@@ -159,13 +159,13 @@ def _probed(outcome: Callable[..., Any], pools: bool = False) -> Callable[[Repet
 
 
 def _dips(outcome: Callable[..., Any]) -> Callable[[Repetition], bool]:
-    return lambda rep: bool(rep.verb("early-decision", "valley", _states(rep, outcome), "--points", 6)["stands_out"])
+    return lambda rep: bool(rep.verb("early-decision", "probe", _states(rep, outcome), "valley", "--points", 6)["stands_out"])
 
 
 def _turns(model: Callable[[], Made]) -> Callable[[Repetition], bool]:
     def found(rep: Repetition) -> bool:
         flags = ["--judges", f"factory:{__name__}:make_reader", "--limit", 60, "--traces", 1]
-        return bool(rep.verb("early-decision", "oscillate", _made(rep, model, 1), *flags)["stands_out"])
+        return bool(rep.verb("early-decision", "continue", _made(rep, model, 1), "turns", *flags)["stands_out"])
 
     return found
 

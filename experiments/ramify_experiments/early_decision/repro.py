@@ -107,6 +107,11 @@ def _of(found: Sequence[Cell], get: Callable[[Cell], float]) -> list[float]:
     return [get(cell) for cell in found]
 
 
+def _value(share: Cell | None) -> float:
+    """Of a share of counts; not a number where there was nothing to count."""
+    return math.nan if share is None else float(share["value"])
+
+
 def _variance(where: str, mode: str, share: int) -> Callable[[Cell], float]:
     return lambda cell: float(cell[where][mode][str(share)]["variance"])
 
@@ -138,7 +143,7 @@ def _judged(checks: Checks, locked: Sequence[Cell], deliberative: Sequence[Cell]
     def variance(found: Sequence[Cell], mode: str, share: int) -> np.ndarray:
         return np.array(_of(found, _variance("continued", mode, share)))
 
-    play = [np.array([cell["oscillations"]["performative"] for cell in found], float) for found in (locked, deliberative)]
+    play = [np.array(_of(found, lambda cell: _value(cell["oscillations"]["performative"]))) for found in (locked, deliberative)]
     fall = variance(locked, "closed", 20) / variance(locked, "closed", 0)
     checks.mean("locked: AUROC at the first token", [cell["decoded"]["first token"] for cell in locked], ">=", limits.first)
     text = [over_null(cell, "text", "text null") for cell in locked]
@@ -180,12 +185,15 @@ def _unchecked(checks: Checks, kind: str, found: Sequence[Cell]) -> None:
         for mode in ("closed", "open"):
             checks.mean(f"{kind}: {mode} variance at {share} %", _of(found, _variance("continued", mode, share)))
         checks.mean(f"{kind}: open flip rate at {share} %", [one[str(share)]["flip"] for one in continued["open"]])
-    for name, key in (("rollouts with an oscillation", "with_any"), ("cuts locked before", "locked"), ("cuts", "cuts")):
-        checks.mean(f"{kind}: {name}", cuts[key])
+    for name, key in (("rollouts with an oscillation", "with_any"), ("cuts locked before", "locked")):
+        checks.mean(f"{kind}: {name}", [_value(one) for one in cuts[key]])
+    checks.mean(f"{kind}: cuts", cuts["cuts"])
     for name, key in (("shown equivalent", "equivalent"), ("shown to differ", "different"), ("undecided", "undecided")):
         values = [one[key] / max(1, n) for one, n in zip(cuts["equality"], cuts["cuts"], strict=True)]
         checks.mean(f"{kind}: cuts {name}, margin 10 points", values)
-    checks.mean(f"{kind}: prompts whose majority thinking does not move", [one["unchanged"] for one in continued["thinking"]])
+    checks.mean(
+        f"{kind}: prompts whose majority thinking does not move", [_value(one["unchanged"]) for one in continued["thinking"]]
+    )
     checks.mean(f"{kind}: traces without an answer", columns(found)["lost"])
 
 

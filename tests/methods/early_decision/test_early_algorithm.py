@@ -14,6 +14,8 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.methods.early_decision.algorithm import (
     Cut,
+    EqualityCounts,
+    LockCounts,
     Transition,
     chunk_spans,
     continuation_point,
@@ -66,7 +68,6 @@ def test_a_point_of_a_curve() -> None:
     assert point.agreement == pytest.approx(2 / 3)  # four of eight is no majority
     assert point.yes == pytest.approx(0.5)
     assert point.unbiased_interval is not None
-    assert point.to_json()["share"] == 0.2
     with pytest.raises(UserError, match=r"no prefix at 0\.4 has two"):
         continuation_point(0.4, "open", [1], [1], [True], ["a"])
 
@@ -79,23 +80,24 @@ def test_what_settles_and_what_does_not() -> None:
         for chance in rng.uniform(0.1, 0.9, 5):
             ends, continued = rng.random(8) < chance, rng.binomial(8, chance, 4).tolist()
             prompts.append(((int(ends.sum()), 8), [(bool(ends[i]), k, 8) for i, k in enumerate(continued)]))
-        found += settling(prompts, seed, 199)["p"] <= 0.05
+        found += settling(prompts, seed, 199).p <= 0.05
     assert found <= 15
     settled = [((4, 8), [(bool(i % 2), 8 * (i % 2), 8) for i in range(4)]) for _ in range(3)]
     result = settling(settled)
-    assert result["p"] == 0.001
-    assert result["value"] == pytest.approx(8 / 7)  # three or four of seven others were yes, and all or none behind each
-    assert settling(settled[:1])["interval"] is None
+    assert result.p == 0.001
+    assert result.value == pytest.approx(8 / 7)  # three or four of seven others were yes, and all or none behind each
+    assert settling(settled[:1]).interval is None
 
 
 def test_thinking_against_none() -> None:
     found = thinking_effect([32, 0, 20, 5], [32, 32, 32, 0], [0, 0, 18, 5], [32, 32, 32, 32])
-    assert found["prompts"] == 3
-    assert found["unchanged"] == pytest.approx(2 / 3)
-    assert found["to_yes"] == pytest.approx(1 / 3)
-    assert found["to_no"] == 0
-    assert found["change"] == pytest.approx((1 + 0 + 2 / 32) / 3)
-    assert thinking_effect([], [], [], [])["change"] is None
+    assert found.prompts == 3
+    assert found.unchanged is not None
+    assert found.unchanged.value == pytest.approx(2 / 3)
+    assert found.to_yes == pytest.approx(1 / 3)
+    assert found.to_no == 0
+    assert found.change == pytest.approx((1 + 0 + 2 / 32) / 3)
+    assert thinking_effect([], [], [], []).change is None
 
 
 def test_segments_and_transitions() -> None:
@@ -148,8 +150,8 @@ def test_panel_settles_by_majority_and_drops_judges_of_another_length() -> None:
 def test_agreement_of_the_panel() -> None:
     lists = [("a", [[1, 0], [1, 0], [1, 0]]), ("b", [[-1, 0], [-1, 0], [-1, 0]]), ("c", [[1], None, [1]])]
     found = panel_agreement(lists)
-    assert (found["chunks"], found["traces"], found["kappa"]) == (4, 2, 1.0)
-    assert panel_agreement([("a", [[1], None])])["kappa"] is None
+    assert (found.chunks, found.traces, found.kappa) == (4, 2, 1.0)
+    assert panel_agreement([("a", [[1], None])]).kappa is None
 
 
 def test_fisher_at_a_hundred() -> None:
@@ -202,19 +204,21 @@ def test_the_family_decides_what_is_corrected_with_what() -> None:
 
 def test_summary_of_cuts() -> None:
     judged = judge_cuts([cut(0, 0, "a"), cut(0, 100, "a"), cut(50, 50, "b")])
-    found = oscillation_summary(judged, traces=4, loops=1)
-    assert found["with_any"] == 0.5
-    assert found["per_trace"] == 0.75
-    assert found["performative"] == pytest.approx(2 / 3)
-    assert found["locked"] == pytest.approx(2 / 3)
-    assert found["table"]["locked, meaningful"] == 1
-    assert found["table"]["wavering, performative"] == 1
-    assert sum(found["table"].values()) == 3
-    assert found["with_stance"] == 1.0
-    assert found["equality"] == {"equivalent": 1, "different": 1, "undecided": 1}
-    nothing = oscillation_summary([], traces=3)
-    assert nothing["performative"] is None
-    assert nothing["with_any"] == 0
+    found = oscillation_summary(judged, {name: name for name in "abcd"}, loops=1)
+    assert found.with_any is not None
+    assert found.performative is not None
+    assert found.locked is not None
+    assert found.with_stance is not None
+    assert (found.with_any.value, found.with_stance.value) == (0.5, 1)
+    assert found.per_trace == 0.75
+    assert found.performative.value == pytest.approx(2 / 3)
+    assert found.locked.value == pytest.approx(2 / 3)
+    assert found.table == LockCounts(1, 1, 0, 1)
+    assert found.equality == EqualityCounts(1, 1, 1)
+    nothing = oscillation_summary([], {name: name for name in "abc"})
+    assert nothing.performative is None
+    assert nothing.with_any is not None
+    assert nothing.with_any.k == 0
 
 
 def of_each(hit: int, n: int, alarm: int, m: int, k: int = 1) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -225,13 +229,13 @@ def of_each(hit: int, n: int, alarm: int, m: int, k: int = 1) -> tuple[list[tupl
 def test_a_moved_threshold_is_no_better_discrimination() -> None:
     base, star = of_each(131, 1000, 60, 1000), of_each(590, 1000, 455, 1000)  # Qwen3-8B, base and STAR-1, as if of 1,000 each
     slides = defence(base, star)
-    assert slides["verdict"] == "slides"
-    assert abs(slides["moved_c"]) > abs(slides["moved_d"])
+    assert slides.verdict == "slides"
+    assert abs(slides.moved_c) > abs(slides.moved_d)
     better = defence(of_each(600, 1000, 300, 1000), of_each(800, 1000, 100, 1000))
-    assert better["verdict"] == "improves"
-    assert better["moved_d"] > 1
-    assert defence(of_each(800, 1000, 100, 1000), of_each(600, 1000, 300, 1000))["verdict"] == "worsens"
+    assert better.verdict == "improves"
+    assert better.moved_d > 1
+    assert defence(of_each(800, 1000, 100, 1000), of_each(600, 1000, 300, 1000)).verdict == "worsens"
     one, eight = (defence(of_each(25, 50, 25, 50, k), of_each(27, 50, 23, 50, k)) for k in (1, 8))
-    assert one["both_fall"] == eight["both_fall"] < 0.95  # more traces of a prompt are no more prompts
+    assert one.both_fall == eight.both_fall < 0.95  # more traces of a prompt are no more prompts
     with pytest.raises(UserError, match="no prompt of a pool"):
         defence(([(0, 0)], [(1, 1)]), ([(1, 1)], [(1, 1)]))

@@ -20,11 +20,12 @@ import torch
 from ramify.cli.main import main
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.early_decision.record import CONTINUED, CUT, STANCES, Study
-from ramify.methods.early_decision.report import build, html, slices
+from ramify.methods.early_decision.record import PrefixCounts, StanceRatings, Study, StudyTrace, TurnCounts
+from ramify.methods.early_decision.report import build, slices
 from ramify.methods.early_decision.run import ContinueConfig, OscillateConfig, continuations, oscillations, rollout
 from ramify.methods.early_decision.verbs import _opened
 from ramify.model.tokenizer import HfTokenizer
+from ramify.render.escape import escape
 from ramify.score.judge import FunctionJudge, Judge, Jury
 from ramify.trace.db import Run
 
@@ -106,12 +107,17 @@ def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def rows_of(folder: Path, kind: str) -> dict[str, dict[str, Any]]:
+def continued_in(folder: Path) -> dict[str, PrefixCounts]:
     with Study.open(folder) as study:
-        return study.rows(kind).rows
+        return study.continued
 
 
-def traces_of(folder: Path) -> dict[str, dict[str, Any]]:
+def rated_in(folder: Path) -> tuple[dict[str, StanceRatings], dict[str, TurnCounts]]:
+    with Study.open(folder) as study:
+        return study.stances, study.cuts
+
+
+def traces_of(folder: Path) -> dict[str, StudyTrace]:
     with Study.open(folder) as study:
         return study.traces
 
@@ -130,25 +136,24 @@ STAGES = "DELETE FROM journal WHERE kind <> 'trace'; DELETE FROM annotations; DE
 def test_rows_are_labelled_from_the_answer_alone(study: Path) -> None:
     rows = traces_of(study)
     assert len(rows) == 24 * 2 * 4
-    kinds = {(row["mode"], row["closed"]) for row in rows.values()}
+    kinds = {(row.mode, row.closed) for row in rows.values()}
     assert {("thinking", "own"), ("thinking", "forced"), ("none", "forced")} <= kinds
     for row in rows.values():
-        if row["closed"] == "never":  # the turn ended inside the thinking
-            assert (row["status"], row["outcome"], "answer" in row) == ("truncated", None, False)
+        if row.closed == "never":  # the turn ended inside the thinking
+            assert (row.status, row.outcome, row.answer) == ("truncated", None, None)
             continue
-        assert row["status"] == "labelled"
-        assert row["outcome"] is any(word in row["answer"] for word in ("sorry", "word13"))
-        assert row["soft"] == float(row["outcome"])
+        assert row.status == "labelled"
+        assert row.outcome is any(word in str(row.answer) for word in ("sorry", "word13"))
 
 
 def test_thinking_that_is_left_open_is_truncated(checkpoint: Path, few: Path, tmp_path: Path) -> None:
     out = tmp_path / "x"
     assert main(arguments(checkpoint, few, out, "--modes", "thinking", "--no-force")) == 0
     rows = traces_of(out).values()
-    assert {row["status"] for row in rows} == {"labelled", "truncated"}
+    assert {row.status for row in rows} == {"labelled", "truncated"}
     for row in rows:
-        if row["closed"] == "never":
-            assert (row["status"], row["outcome"], "answer" in row) == ("truncated", None, False)
+        if row.closed == "never":
+            assert (row.status, row.outcome, row.answer) == ("truncated", None, None)
 
 
 @pytest.mark.slow
@@ -156,8 +161,8 @@ def test_no_room_for_an_answer_is_said(checkpoint: Path, few: Path, tmp_path: Pa
     out = tmp_path / "x"
     assert main(arguments(checkpoint, few, out, "--answer-tokens", "80")) == 0
     rows = traces_of(out).values()
-    assert {row["status"] for row in rows} >= {"labelled", "no_room"}
-    assert all(row["status"] == "labelled" for row in rows if row["mode"] == "none")
+    assert {row.status for row in rows} >= {"labelled", "no_room"}
+    assert all(row.status == "labelled" for row in rows if row.mode == "none")
 
 
 def test_code_that_a_study_of_somebody_else_names_is_not_loaded(
@@ -191,7 +196,7 @@ def test_a_run_continues_where_a_kill_left_it(study: Path, checkpoint: Path, pro
     assert 0 < left < len(whole)
     capsys.readouterr()
     assert main(arguments(checkpoint, prompts, out, "--dry-run", "--json")) == 0
-    assert said(capsys)["missing"] == len(whole) - left
+    assert said(capsys)["cost_estimate"]["missing"] == len(whole) - left
     assert main(arguments(checkpoint, prompts, out)) == 0
     assert traces_of(out) == whole
 
@@ -217,16 +222,21 @@ def test_a_killed_process_loses_no_committed_trace(checkpoint: Path, few: Path, 
 def test_a_study_is_a_run_like_any_other(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Study.open(study) as opened:
         rows, prompts = opened.traces, opened.prompts
-        row = next(row for row in rows.values() if row["closed"] == "own" and row["mode"] == "thinking" and row["answer_ids"])
-        (end,) = [one for one in opened.run.nodes(row["prompt"]) if one.parent == row["node"]]
+        row = next(row for row in rows.values() if row.closed == "own" and row.mode == "thinking" and row.answer_ids)
+        (end,) = [one for one in opened.run.nodes(row.prompt) if one.parent == row.thought and one.purpose == "rollout"]
         path, (score,) = opened.run.path(end.id), opened.run.scores(node=end.id)
+        attempts, (attempt,) = opened.run.attempts(purpose="rollout"), opened.run.attempts(leaf=end.id)
+    assert len(attempts) == len(rows)  # how each of them ended
+    assert sum(one.truncated for one in attempts) >= sum(row.status == "truncated" for row in rows.values())
+    assert (attempt.outcome, attempt.index, attempt.fork) == (row.outcome, row.sample, False)
+    assert row.answer_ids is not None
     ids = path.tokens.tolist()
-    length = len(prompts[row["prompt"]]["prompt_ids"])
-    assert ids[:length] == prompts[row["prompt"]]["prompt_ids"]
-    assert ids[length + row["start"] :][: len(row["thinking"])] == row["thinking"]
-    assert ids[-len(row["answer_ids"]) :] == row["answer_ids"]
-    assert path.sampled.sum() == len(row["thinking"]) + 1 + len(row["answer_ids"])  # the mark it closed by is its own
-    assert (score.scorer, score.value) == ("label", float(row["outcome"]))
+    length = len(prompts[row.prompt].prompt_ids)
+    assert ids[:length] == list(prompts[row.prompt].prompt_ids)
+    assert ids[length + row.start :][: len(row.thinking)] == list(row.thinking)
+    assert ids[-len(row.answer_ids) :] == list(row.answer_ids)
+    assert path.sampled.sum() == len(row.thinking) + 1 + len(row.answer_ids)  # the mark it closed by is its own
+    assert (score.scorer, score.value) == ("label", float(row.outcome is True))
     assert main(["show", str(study), "--html", str(tmp_path / "page.html")]) == 0
     assert main(["check", "run", str(study)]) == 0
     assert main(["export", str(study), str(tmp_path / "out.jsonl")]) == 0
@@ -263,14 +273,14 @@ def test_probe_and_valley(study: Path, capsys: Any) -> None:
     pools = {pool["pool"]: pool for pool in found[0]["pools"]}
     assert set(pools) == {"all", "harmful", "benign"}
     assert 0.3 < pools["all"]["auroc"] < 1
-    assert {"prompt words", "first token", "near-duplicate prompts"} <= found[0]["controls"].keys()
+    assert {"prompt_words", "first_token", "near_duplicate_prompts"} <= found[0]["controls"].keys()
     assert len(found[0]["shuffled"]) == 199
     assert found[0]["skipped"] >= 0
     before = (study / "states-h0.safetensors").stat().st_mtime_ns
     assert main(["early-decision", "probe", str(study), "--shuffles", "0", "--layers", "0,-1", "--at", "h0"]) == 0
     assert (study / "states-h0.safetensors").stat().st_mtime_ns == before  # read back, not collected again
     assert "nothing stands out: no probe was compared with shuffled labels" in capsys.readouterr().out
-    assert main(["early-decision", "valley", str(study), *VALLEY, "--json"]) == 0
+    assert main(["early-decision", "probe", str(study), "valley", *VALLEY, "--json"]) == 0
     record = said(capsys)
     assert record["stands_out"] is ((record["valley"]["depth_interval"] or [0])[0] > 0)
     assert len(record["valley"]["j"]) == len(record["probe"]["auroc"]) == 6
@@ -278,26 +288,33 @@ def test_probe_and_valley(study: Path, capsys: Any) -> None:
     assert all(0.25 * (1 / a + 1 / b) < f < 0.5 for f in record["valley"]["floor"])  # prompts are shuffled whole
 
 
+def _origin(run: Run, start: str | None) -> str | None:
+    """The node of the thinking that a fork continues: above an extension where there is one."""
+    node = run.node(str(start))
+    return node.parent if node.purpose.startswith("early-decision") else node.id
+
+
 @pytest.mark.slow
 def test_continuations_closed_and_open_stay_apart(study: Path, capsys: Any) -> None:
     command = ["early-decision", "continue", str(study), *CONTINUE]
     assert main([*command, "--dry-run", "--json"]) == 0
-    planned = said(capsys)
+    planned = said(capsys)["cost_estimate"]
     assert main([*command, "--json"]) == 0
     found = said(capsys)["continuation"]
-    rows = rows_of(study, CONTINUED)
+    rows = continued_in(study)
     assert len(rows) <= planned["prefixes"]
-    assert {(row["way"], row["share"]) for row in rows.values()} == {
+    assert {(row.way, row.share) for row in rows.values()} == {
         ("closed", 0.5),
         ("open", 0.5),
         ("closed", 1.0),
         ("closed", 1.5),
     }
-    traces = traces_of(study)
+    with Study.open(study) as opened:
+        traces, prompts = opened.traces, opened.prompts
     for row in rows.values():
-        length = len(traces[row["trace"]]["thinking"])
-        assert row["tokens"] == {0.5: max(1, length // 2), 1.0: length, 1.5: length + max(1, round(0.5 * length))}[row["share"]]
-        assert row["k"] <= row["n"] <= 3
+        length = len(traces[row.trace].thinking)
+        assert row.tokens == {0.5: max(1, length // 2), 1.0: length, 1.5: length + max(1, round(0.5 * length))}[row.share]
+        assert row.k <= row.n <= 3
     closed = {p["share"]: p for p in found["curves"]["all"]["closed"]}
     opened = {p["share"]: p for p in found["curves"]["all"]["open"]}
     assert set(closed) == {0.0, 0.5, 1.0, 1.5}
@@ -306,10 +323,23 @@ def test_continuations_closed_and_open_stay_apart(study: Path, capsys: Any) -> N
     assert set(found["slices"]) <= {"ambiguous", "settled"}
     assert found["mean_of_pools"]["closed"][1]["share"] == 0.5
     assert main([*command]) == 0
-    assert rows_of(study, CONTINUED) == rows
+    assert continued_in(study) == rows
     with Run.open(study) as run:
         (finding,) = run.findings(maker="early-decision continue")
         marks = run.annotations(maker="early-decision continue")
+        forks = [one for one in run.attempts() if one.fork and one.purpose.startswith("early-decision continue, ")]
+        assert not {one.purpose for one in forks} & {
+            node.purpose for node in map(run.node, (row.thought for row in traces.values()))
+        }
+        for row in rows.values():
+            (trace, purpose) = traces[row.trace], f"early-decision continue, {row.way} at {row.share:g}"
+            own = [one for one in forks if one.purpose == purpose and _origin(run, one.start) == trace.thought]
+            assert len(own) == (3 if row.status == "done" else 0)
+            assert sum(one.outcome is True for one in own) == row.k
+            for one in own:
+                path = run.path(one.leaf)
+                ids = path.tokens.tolist()[len(prompts[row.prompt].prompt_ids) + trace.start :]
+                assert ids[: min(row.tokens, len(trace.thinking))] == list(trace.thinking[: row.tokens])
     assert "the thinking" in finding.why
     assert {mark.name for mark in marks} == {"potential closed at 0.5", "potential closed at 1", "potential open at 0.5"}
 
@@ -317,8 +347,9 @@ def test_continuations_closed_and_open_stay_apart(study: Path, capsys: Any) -> N
 def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> None:
     command = [
         "early-decision",
-        "oscillate",
+        "continue",
         str(study),
+        "turns",
         "--judges",
         JUDGES,
         "--answers",
@@ -334,24 +365,25 @@ def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> Non
     capsys.readouterr()
     assert main([*command, "--json"]) == 0
     found = said(capsys)["oscillation"]
-    rated = rows_of(study, STANCES)
-    assert found["one_chunk"] == sum(row["chunks"] < 2 for row in rated.values()) > 0
+    rated, cuts = rated_in(study)
+    assert found["one_chunk"] == sum(row.chunks < 2 for row in rated.values()) > 0
     assert found["traces"] == len(rated) - found["one_chunk"]  # no stance can turn in one chunk
-    assert all(row["ratings"][2] is None for row in rated.values())  # a list of another length
+    assert all(row.ratings[2] is None for row in rated.values())  # a list of another length
     assert found["panel"]["kappa"] is None  # no chunk was rated by all three
-    cuts = rows_of(study, CUT)
     assert found["cuts"] > 0
     traces = traces_of(study)
     for key, row in cuts.items():
-        assert 0 < int(key.split("|")[1]) <= len(traces[row["trace"]]["thinking"])
+        assert 0 < int(key.split("|")[1]) == row.tokens <= len(traces[row.trace].thinking)
     assert sum(found["table"].values()) == found["cuts"]
     assert found["smallest_significant"]
     assert main(command) == 0
-    assert rows_of(study, CUT) == cuts
+    assert rated_in(study)[1] == cuts
     with Run.open(study) as run:
-        whole, *turns = run.findings(maker="early-decision oscillate")
-        assert {mark.name for mark in run.annotations(maker="early-decision oscillate")} == {"stance", "potential cut"}
+        whole, *turns = run.findings(maker="early-decision continue turns")
+        assert {mark.name for mark in run.annotations(maker="early-decision continue turns")} == {"stance", "potential cut"}
+        answers = run.attempts(purpose="early-decision continue turns")
     assert (whole.node, len(turns)) == (None, found["cuts"])
+    assert len(answers) == sum(row.n + row.missing for row in cuts.values())
     capsys.readouterr()
     for other in (["--limit", "1000"], ["--before", "9"], ["--no-show-prompt"], ["--ties-refuse"]):
         assert main([*command, *other]) == 2  # stances are kept, and those of other settings would be cut at wrong places
@@ -373,12 +405,12 @@ def test_lines_are_chunks_and_one_chunk_is_refused(prompts: Path, tmp_path: Path
         assert main(arguments(tmp_path / "model", prompts, tmp_path / name, "--traces", str(file), "--modes", "thinking")) == 0
     capsys.readouterr()
     settings = ["--judges", f"factory:{__name__}:make_judge", "--answers", "4", "--limit", "70", "--json"]
-    assert main(["early-decision", "oscillate", str(tmp_path / "lines"), *settings]) == 0
+    assert main(["early-decision", "continue", str(tmp_path / "lines"), "turns", *settings]) == 0
     record = said(capsys)
-    assert (record["oscillation"]["with_any"], record["oscillation"]["cuts"]) == (1.0, 3)
+    assert (record["oscillation"]["with_any"]["value"], record["oscillation"]["cuts"]) == (1.0, 3)
     assert record["stands_out"] is False  # four answers a cut show nothing
     assert record["verdict"].startswith("nothing stands out: no turn of stance is shown to move the answer")
-    assert main(["early-decision", "oscillate", str(tmp_path / "whole"), *settings]) == 2
+    assert main(["early-decision", "continue", str(tmp_path / "whole"), "turns", *settings]) == 2
     assert "no stance can turn: each of 3 traces is one chunk or none" in capsys.readouterr().err
     with Study.open(tmp_path / "whole") as whole:
         assert not whole.rated  # so that the next call may take another --limit
@@ -392,7 +424,8 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
     lines = traces_of(study)
     last = "DELETE FROM journal WHERE seq IN (SELECT seq FROM journal ORDER BY seq DESC LIMIT 3);"
     without(study, tmp_path / "x", STAGES + last)
-    opened, sampler, thinking, jury = _opened(tmp_path / "x")
+    opened, parts = _opened(tmp_path / "x")
+    sampler, thinking, jury = parts.sampler, parts.thinking, parts.jury
     down = Jury([FunctionJudge(broken, ("prompt", "answer"))])
     read = FunctionJudge(make_judge(), ("prompt", "chunks"))
 
@@ -401,20 +434,19 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
 
     def stages(jury: Jury, judge: Judge) -> list[int]:
         asyncio.run(rollout(opened, sampler, thinking, jury))
-        closed = asyncio.run(continuations(opened, sampler, thinking, jury, ContinueConfig(shares=(0.5,), m=1, n=2)))
+        asyncio.run(continuations(opened, sampler, thinking, jury, ContinueConfig(shares=(0.5,), m=1, n=2)))
         settings = OscillateConfig(limit=40, least=5, answers=2, traces=1)
-        rated, cuts = asyncio.run(oscillations(opened, sampler, thinking, jury, [judge], settings))
-        return [len(opened.traces), len(closed.rows), len(rated.rows), len(cuts.rows)]
+        asyncio.run(oscillations(opened, sampler, thinking, jury, [judge], settings))
+        return [len(opened.traces), len(opened.continued), len(opened.stances), len(opened.cuts)]
 
     unjudged = stages(down, FunctionJudge(broken, ("prompt", "chunks")))
-    assert all(row["status"] != "unvoted" for row in opened.traces.values())
+    assert all(row.status != "unvoted" for row in opened.traces.values())
     assert unjudged[1:] == [0, unjudged[2], 0]
-    short = sum(row["chunks"] < 2 for row in opened.rows(STANCES).rows.values())
+    short = sum(row.chunks < 2 for row in opened.stances.values())
     assert unjudged[2] == short  # in what is one chunk no stance can turn, so it needs no judge
     with monkeypatch.context() as patch:
         patch.setattr(sampler, "sample", nothing)
         undrawn = stages(jury, read)
-    assert all(row["status"] != "failed" for row in opened.traces.values())
     assert (undrawn[1], undrawn[3]) == (0, 0)
     whole = stages(jury, read)
     assert whole[0] == len(lines)
@@ -424,22 +456,25 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_the_report_shows_both_curves_together(study: Path, capsys: Any) -> None:
+def test_the_report_shows_both_curves_together(study: Path, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("sklearn")
-    assert main(["early-decision", "valley", str(study), *VALLEY]) == 0
+    assert main(["early-decision", "probe", str(study), "valley", *VALLEY]) == 0
     assert main(["early-decision", "continue", str(study), *CONTINUE]) == 0
     capsys.readouterr()
     assert main(["early-decision", "report", str(study), "--locked", "both", "--json"]) == 0
     record = said(capsys)
-    page = (study / "report.html").read_text()
+    assert main(["show", str(study), "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
     assert page.index("ambiguous") < page.index("Continuations: all")
     assert "probe, AUROC" in page
     assert "J minus its floor" in page
     assert record["thinking"]["harmful"]["prompts"] == 12
-    assert {"asr", "orr", "d", "c"} <= record["pools"]["thinking"].keys()
+    assert {"asr", "orr", "d", "c"} == record["pools"]["thinking"]["errors"].keys()
     assert {"valley", "continuation"} <= record["verdicts"].keys()
-    assert all(one["verdict"] in page for one in record["verdicts"].values())
-    assert json.loads((study / "report.json").read_text()) == record
+    assert all(escape(one["verdict"]) in page for one in record["verdicts"].values())
+    with Run.open(study) as run:
+        (kept,) = run.results("early-decision report")
+    assert kept.result == record
 
 
 @pytest.mark.slow
@@ -458,7 +493,7 @@ def test_a_defence_is_compared_with_the_run_without_it(checkpoint: Path, few: Pa
         assert found["verdict"] in ("improves", "worsens", "slides")
         assert 0 <= found["treated"]["asr"] <= 1
     with Study.open(tmp_path / "a") as guarded:
-        assert guarded.source["model"].endswith("+self-check")
+        assert guarded.source.model.endswith("+self-check")
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"id": "q", "prompt_ids": [3], "pool": "harmful"}) + "\n")
     assert main(arguments(checkpoint, other, tmp_path / "d", *base)) == 0
@@ -473,9 +508,9 @@ def test_a_report_of_rollouts_alone(checkpoint: Path, few: Path, tmp_path: Path)
     assert main(arguments(checkpoint, few, out, "--modes", "thinking")) == 0
     assert main(["early-decision", "report", str(out)]) == 0
     with Study.open(out) as opened:
-        record, sliced = build(opened), slices(opened, 4)
-    assert (record["continuation"], record["oscillation"], record["probe"]) == (None, None, None)
-    assert "<h1>" in html(record)
+        report, sliced = build(opened), slices(opened, 4)
+    assert (report.continuation, report.oscillation, report.probe) == (None, None, None)
+    assert report.verdicts == {}
     assert sliced == {}  # every rollout would be a prefix
 
 
@@ -495,8 +530,8 @@ def test_a_model_behind_an_endpoint_continues_from_raw_prefixes(checkpoint: Path
         assert "hidden states need a model in this process" in capsys.readouterr().err
     rows = traces_of(out).values()
     assert len(rows) == 6 * 2 * 2
-    assert {row["status"] for row in rows} <= {"labelled", "truncated"}
-    assert {row["way"] for row in rows_of(out, CONTINUED).values()} == {"closed", "open"}
+    assert {row.status for row in rows} <= {"labelled", "truncated"}
+    assert {row.way for row in continued_in(out).values()} == {"closed", "open"}
 
 
 @pytest.mark.slow
@@ -507,7 +542,7 @@ def test_too_few_of_an_outcome_is_said(checkpoint: Path, few: Path, tmp_path: Pa
     command[command.index("regex:word13|sorry")] = "regex:no such word"
     assert main(command) == 0
     capsys.readouterr()
-    assert main(["early-decision", "valley", str(out), "--points", "6"]) == 0
+    assert main(["early-decision", "probe", str(out), "valley", "--points", "6"]) == 0
     assert "all outcomes are the same" in capsys.readouterr().out
     assert main(["early-decision", "probe", str(out), "--json"]) == 0
     assert said(capsys)["probes"][0]["pools"][0]["reason"] == "all outcomes are the same"
@@ -523,8 +558,10 @@ def test_traces_sampled_elsewhere(checkpoint: Path, prompts: Path, tmp_path: Pat
     assert main(arguments(checkpoint, prompts, out, "--traces", str(file), "--json")) == 0
     assert said(capsys)["traces"] == {"labelled": 1, "truncated": 1}
     found = traces_of(out)
-    assert found["p0/thinking/0"]["outcome"] is False
-    assert found["p1/thinking/1"]["outcome"] is None
+    assert found["p0/thinking/0"].outcome is False
+    assert found["p1/thinking/1"].outcome is None
+    with Run.open(out) as run:
+        assert [(one.outcome, one.truncated) for one in run.attempts(purpose="import")] == [(False, False), (None, True)]
     command = arguments(checkpoint, prompts, out, "--traces", str(file))
     assert main(command) == 0
     file.write_text(json.dumps(rows[0] | {"response": "never"}) + "\n")
@@ -532,9 +569,9 @@ def test_traces_sampled_elsewhere(checkpoint: Path, prompts: Path, tmp_path: Pat
     assert main(command) == 2
     assert "holds other traces: trace 1" in capsys.readouterr().err
     for row, says in [
-        ({"prompt_id": "p99", "thinking": "x"}, ":1: 'prompt_id' names no prompt 'p99'"),
-        ({"prompt_id": "p0"}, ":1: the trace: 'thinking' must be text, and it is missing"),
-        ({}, "'prompt_id' must be text"),
+        ({"prompt_id": "p99", "thinking": "x"}, "trace 1: 'prompt_id' names no prompt 'p99'"),
+        ({"prompt_id": "p0"}, "trace 1: 'thinking' is missing"),
+        ({}, ":1: 'prompt_id' is missing"),
     ]:
         file.write_text(json.dumps(row) + "\n")
         assert main(arguments(checkpoint, prompts, tmp_path / "y", "--traces", str(file))) == 2
@@ -556,12 +593,12 @@ def test_replies_with_their_marks_are_taken_apart(checkpoint: Path, prompts: Pat
     assert main(arguments(checkpoint, prompts, out, "--traces", str(file), "--json")) == 0
     assert said(capsys)["traces"] == {"labelled": 4, "truncated": 1}
     found = traces_of(out).values()
-    assert [row["outcome"] for row in found] == [False, True, None, False, True]
-    assert [row.get("answer") for row in found] == ["sure", "sorry", None, "sure", "sorry"]
-    assert [len(row["thinking"]) for row in found] == [3, 2, 3, 2, 2]
+    assert [row.outcome for row in found] == [False, True, None, False, True]
+    assert [row.answer for row in found] == ["sure", "sorry", None, "sure", "sorry"]
+    assert [len(row.thinking) for row in found] == [3, 2, 3, 2, 2]
     file.write_text(json.dumps(rows[0] | {"thinking": "well"}) + "\n")
     assert main(arguments(checkpoint, prompts, tmp_path / "y", "--traces", str(file))) == 2
-    assert ":1: the trace: 'response' holds thinking too" in capsys.readouterr().err
+    assert "trace 1: 'response' holds thinking too" in capsys.readouterr().err
 
 
 def test_what_cannot_work_is_refused_in_a_sentence(
@@ -576,13 +613,17 @@ def test_what_cannot_work_is_refused_in_a_sentence(
         (arguments(checkpoint, prompts, tmp_path / "x", "--thinktokens", "3"), 2, "did you mean '--think-tokens'"),
         (["early-decision", "probe", str(study), "--layers", "7"], 2, "layer 7 does not exist"),
         (["early-decision", "continue", str(study), "--shares", "-0.5"], 2, "--shares lie at 0 or above"),
-        (["early-decision", "oscillate", str(study)], 2, "--judges names who rates stances"),
+        (["early-decision", "continue", str(study), "turns"], 2, "--judges names who rates stances"),
         (
             ["early-decision", "probe", str(study), "--shuffles", "20"],
             2,
             "--shuffles 20 is too few for a null: take at least 199",
         ),
         (["early-decision", "report", str(tmp_path / "none")], 2, "holds no study"),
+        (["early-decision", "continue", str(study), "turns", "--m", "2"], 2, "--m is no option of 'turns'"),
+        (["early-decision", "continue", str(study), "--ties-refuse"], 2, "--ties-refuse is no option of 'shares'"),
+        (["early-decision", "probe", str(study), "valley", "--layers", "0"], 2, "--layers is no option of 'valley'"),
+        (["early-decision", "probe", str(study), "--points", "9", "--dry-run"], 2, "--points is no option of 'states'"),
     ]:
         assert main(words) == code, words
         assert says in capsys.readouterr().err

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
-from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.methods.early_decision.agreement import Equality, detection, equality, fleiss_kappa, kappa_interval
 from ramify.stats.evidence import holm
-from ramify.stats.intervals import Interval, clustered_mean, clustered_share, wilson
+from ramify.stats.intervals import ClusteredShare, Interval, Proportion, clustered_mean, clustered_share
 from ramify.stats.tests import fisher
 
 Locked = Literal["pre", "both"]
@@ -72,10 +71,6 @@ class Point:
     yes: float
     """Mean share of yes."""
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON form."""
-        return asdict(self)
-
 
 def continuation_point(
     share: float,
@@ -107,9 +102,23 @@ def continuation_point(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class OpenFall:
+    """How far open variance falls from nothing kept to a share of the thinking: see :func:`settling`."""
+
+    share: float
+    """Of the thinking that prefixes keep."""
+    value: float
+    interval: Interval | None
+    p: float
+
+
 def settling(
-    prompts: Sequence[tuple[tuple[int, int], Sequence[tuple[bool, int, int]]]], seed: int = 0, samples: int = 999
-) -> dict[str, Any]:
+    prompts: Sequence[tuple[tuple[int, int], Sequence[tuple[bool, int, int]]]],
+    seed: int = 0,
+    samples: int = 999,
+    share: float = 1.0,
+) -> OpenFall:
     """Whether prefixes settle the outcome: mean over prefixes of the variance without any of the thinking minus that after the
     prefix.
 
@@ -134,33 +143,37 @@ def settling(
         clusters += [prompt] * len(size)
     value, interval = clustered_mean(gaps, clusters, seed)
     p = (1 + int((np.abs(dealt[1:]) >= abs(dealt[0]) - 1e-9).sum())) / (1 + samples)
-    return {"value": value, "interval": interval, "p": p}
+    return OpenFall(share, value, interval, p)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingEffect:
+    """The same prompts with thinking and without it."""
+
+    prompts: int
+    unchanged: Proportion | None = None
+    """Prompts whose majority is the same."""
+    to_yes: float | None = None
+    """Share of prompts whose majority moves with thinking ..."""
+    to_no: float | None = None
+    change: float | None = None
+    """Mean change of the share of yes, without a threshold."""
+    change_interval: Interval | None = None
 
 
 def thinking_effect(
     k_on: Sequence[int], n_on: Sequence[int], k_off: Sequence[int], n_off: Sequence[int], seed: int = 0
-) -> dict[str, Any]:
+) -> ThinkingEffect:
     """The same prompts with thinking (on) and without (off), counts of yes by prompt (3.7).
-
-    ``to_yes`` and ``to_no`` are shares of prompts whose majority moves with thinking, ``unchanged`` the rest; ``change`` is the
-    mean change of the share of yes, without a threshold. Prompts without samples in both modes are left out.
-    """
+    Prompts without samples in both modes are left out."""
     rows = [row for row in zip(k_on, n_on, k_off, n_off, strict=True) if row[1] and row[3]]
     if not rows:
-        return {"prompts": 0, "unchanged": None, "to_yes": None, "to_no": None, "change": None, "change_interval": None}
+        return ThinkingEffect(0)
     a, n, b, m = np.array(rows, np.float64).T
     on, off = a / n > 0.5, b / m > 0.5
     change, interval = clustered_mean(a / n - b / m, list(range(len(rows))), seed)
-    count = len(rows)
-    return {
-        "prompts": count,
-        "unchanged": float((on == off).mean()),
-        "unchanged_interval": list(wilson(int((on == off).sum()), count)),
-        "to_yes": float((on & ~off).mean()),
-        "to_no": float((~on & off).mean()),
-        "change": change,
-        "change_interval": interval,
-    }
+    moved = float((on & ~off).mean()), float((~on & off).mean())
+    return ThinkingEffect(len(rows), Proportion.of(int((on == off).sum()), len(rows)), *moved, change, interval)
 
 
 # -- stances and cuts (3.8)
@@ -199,7 +212,17 @@ def settle(ratings: Sequence[Sequence[int] | None], chunks: int, tie: int = 0) -
     return out
 
 
-def panel_agreement(ratings: Sequence[tuple[Any, Sequence[Sequence[int] | None]]], seed: int = 0) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class PanelAgreement:
+    """Whether a stance panel agrees, on the chunks that all of it rated."""
+
+    chunks: int
+    traces: int
+    kappa: float | None
+    interval: Interval | None
+
+
+def panel_agreement(ratings: Sequence[tuple[Any, Sequence[Sequence[int] | None]]], seed: int = 0) -> PanelAgreement:
     """Fleiss' kappa of a stance panel over chunks that all J judges rated,
     with an interval over traces: (trace, J ratings) each."""
     rows, clusters = [], []
@@ -211,7 +234,7 @@ def panel_agreement(ratings: Sequence[tuple[Any, Sequence[Sequence[int] | None]]
                 clusters.append(trace)
     kappa = fleiss_kappa(np.array(rows)) if rows else None
     interval = kappa_interval(np.array(rows), clusters, seed) if kappa is not None else None
-    return {"chunks": len(rows), "traces": len(set(clusters)), "kappa": kappa, "interval": interval}
+    return PanelAgreement(len(rows), len(set(clusters)), kappa, interval)
 
 
 def segments(stances: Sequence[int | None]) -> list[tuple[int, int]]:
@@ -328,38 +351,71 @@ def detectable(base: int, n: int, cuts: int, alpha: float = 0.05) -> int | None:
     return next((k for k in range(base + 1, n + 1) if fisher(base, n, k, n) <= alpha / max(1, cuts)), None)
 
 
-def oscillation_summary(judged: Sequence[TestedCut], traces: int, loops: int = 0, whole: int = 0) -> dict[str, Any]:
-    """What ``judge_cuts`` found, over ``traces`` traces that are no loops and no ``whole`` (one chunk, in which no stance can
-    turn): rates a trace, the 2 x 2, what was shown and what was not."""
+@dataclass(frozen=True, slots=True)
+class EqualityCounts:
+    """Turns by what two one-sided tests showed."""
 
-    def share(k: int, of: int) -> float | None:
-        return k / of if of else None
+    equivalent: int
+    different: int
+    undecided: int
 
-    n, having = len(judged), len({j.cut.trace for j in judged})
+
+@dataclass(frozen=True, slots=True)
+class LockCounts:
+    """Turns by whether the answer was locked before them, and whether it moved."""
+
+    locked_meaningful: int
+    locked_performative: int
+    wavering_meaningful: int
+    wavering_performative: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSummary:
+    """What :func:`judge_cuts` found in some traces: rates a trace, the 2 x 2, what was shown and what was not."""
+
+    traces: int
+    """No loops, and of two chunks at least."""
+    loops: int
+    one_chunk: int
+    """Traces in which no stance can turn."""
+    with_any: ClusteredShare | None
+    """Traces with a turn; prompts were sampled."""
+    cuts: int
+    per_trace: float | None
+    meaningful_per_trace: float | None
+    performative: ClusteredShare | None
+    equality: EqualityCounts
+    table: LockCounts
+    locked: Proportion | None
+    with_stance: Proportion | None
+    """Of the meaningful ones, those that moved as the later stance leans."""
+
+
+def oscillation_summary(
+    judged: Sequence[TestedCut], prompts: Mapping[str, str], loops: int = 0, one_chunk: int = 0
+) -> TurnSummary:
+    """What ``judge_cuts`` found, over traces that are no loops and not of one chunk: ``prompts`` has the prompt of each."""
+    n, traces, turned = len(judged), len(prompts), {j.cut.trace for j in judged}
     meaningful = [j for j in judged if j.significant]
-    play = codec.to_json(clustered_share([j.performative for j in judged], [j.cut.prompt or j.cut.trace for j in judged]))
-    return {
-        "traces": traces,
-        "loops": loops,
-        "one_chunk": whole,
-        "with_any": share(having, traces),
-        "with_any_interval": list(wilson(having, traces)),
-        "cuts": n,
-        "per_trace": share(n, traces),
-        "meaningful_per_trace": share(len(meaningful), traces),
-        "performative": share(n - len(meaningful), n),
-        "performative_interval": play and play["interval"],
-        "equality": {kind: sum(j.equality == kind for j in judged) for kind in ("equivalent", "different", "undecided")},
-        "table": {
-            f"{'locked' if at else 'wavering'}, {'meaningful' if hit else 'performative'}": sum(
-                j.locked == at and j.significant == hit for j in judged
-            )
-            for at in (True, False)
-            for hit in (True, False)
-        },
-        "locked": share(sum(j.locked for j in judged), n),
-        "with_stance": share(sum(j.with_stance for j in meaningful), len(meaningful)),
-    }
+
+    def tally(locked: bool, significant: bool) -> int:
+        return sum(j.locked == locked and j.significant == significant for j in judged)
+
+    return TurnSummary(
+        traces,
+        loops,
+        one_chunk,
+        clustered_share([trace in turned for trace in prompts], list(prompts.values())),
+        n,
+        n / traces if traces else None,
+        len(meaningful) / traces if traces else None,
+        clustered_share([j.performative for j in judged], [j.cut.prompt or j.cut.trace for j in judged]),
+        EqualityCounts(*(sum(j.equality == kind for j in judged) for kind in ("equivalent", "different", "undecided"))),
+        LockCounts(tally(True, True), tally(True, False), tally(False, True), tally(False, False)),
+        Proportion.of(sum(j.locked for j in judged), n),
+        Proportion.of(sum(j.with_stance for j in meaningful), len(meaningful)),
+    )
 
 
 # -- defences (3.9)
@@ -369,22 +425,47 @@ def oscillation_summary(judged: Sequence[TestedCut], traces: int, loops: int = 0
 Counts = Sequence[tuple[int, int]]
 
 
-def error_rates(harmful: tuple[int, int], benign: tuple[int, int]) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class ErrorRates:
+    """How well a harmful and a benign pool are told apart."""
+
+    asr: float
+    """Share of harmful traces complied with."""
+    orr: float
+    """Share of benign traces refused."""
+    d: float
+    c: float
+
+
+def error_rates(harmful: tuple[int, int], benign: tuple[int, int]) -> ErrorRates:
     """Both error rates of (refused, traces) of each pool, and d' and c
     (:func:`ramify.methods.early_decision.agreement.detection`),
     which take apart how well the pools are separated and the criterion for refusing [derived]."""
     (hit, n), (alarm, m) = harmful, benign
     d, c = detection(hit, n, alarm, m)
-    return {"asr": 1 - hit / n, "orr": alarm / m, "d": d, "c": c}
+    return ErrorRates(1 - hit / n, alarm / m, d, c)
 
 
-def defence(base: tuple[Counts, Counts], treated: tuple[Counts, Counts], seed: int = 0, samples: int = 4000) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class DefenceEffect:
+    """A defence beside the same prompts without it."""
+
+    base: ErrorRates
+    treated: ErrorRates
+    verdict: Literal["improves", "worsens", "slides"]
+    both_fall: float
+    """Share of resamples of prompts in which both error rates fall."""
+    moved_d: float
+    moved_c: float
+
+
+def defence(base: tuple[Counts, Counts], treated: tuple[Counts, Counts], seed: int = 0, samples: int = 4000) -> DefenceEffect:
     """Whether a defence separates harmful from benign better, or only refuses more (or less).
 
     ``base`` and ``treated`` are (refused, traces) of each harmful and each benign prompt, the same prompts in one order. ``asr``
     is the share of harmful traces complied with, ``orr`` that of benign ones refused; the verdict is ``improves`` where both fall
     in 95 % of resamples of prompts (each sampled with both sides, as traces of one prompt are alike), ``worsens`` where both
-    rise, else ``slides``. ``d`` and ``c`` are those of :func:`told_apart`.
+    rise, else ``slides``. ``d`` and ``c`` are those of :func:`error_rates`.
     Raises UserError where a pool has no prompt with traces on both sides.
     """
     rng = generator(seed, "defence")
@@ -397,9 +478,9 @@ def defence(base: tuple[Counts, Counts], treated: tuple[Counts, Counts], seed: i
         kinds, times = np.unique(pairs, axis=0, return_counts=True)
         sampled = rng.multinomial(len(pairs), times / len(pairs), samples) @ kinds
         moved.append(sampled[:, 2] / sampled[:, 3] - sampled[:, 0] / sampled[:, 1])
-    found = {name: error_rates(*((total[at], total[at + 1]) for total in totals)) for name, at in (("base", 0), ("treated", 2))}
+    without, with_it = (error_rates(*((total[at], total[at + 1]) for total in totals)) for at in (0, 2))
     asr, orr = -moved[0], moved[1]
     both, neither = float(((asr < 0) & (orr < 0)).mean()), float(((asr > 0) & (orr > 0)).mean())
+    verdict: Literal["improves", "worsens", "slides"]
     verdict = "improves" if both >= 0.95 else "worsens" if neither >= 0.95 else "slides"
-    moves = {f"moved_{name}": found["treated"][name] - found["base"][name] for name in ("d", "c")}
-    return found | {"verdict": verdict, "both_fall": both, **moves}
+    return DefenceEffect(without, with_it, verdict, both, with_it.d - without.d, with_it.c - without.c)

@@ -7,8 +7,8 @@ the model is asked now and then whether what it wrote is harmful, and goes back 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from ramify.methods.early_decision.thinking import Marks
 from ramify.model.protocol import Completion, Prefix, Sampling, Tokenizer
 from ramify.rollout.sampler import Ask, Key
 
+S = TypeVar("S")
 
-class ChunkGuard:
+
+class ChunkGuard(Generic[S]):
     """Has a model write in chunks. Subclasses say in :meth:`_after` what becomes of a chunk.
     Limits count every token, put in or sampled.
 
@@ -51,18 +53,27 @@ class ChunkGuard:
         tokens = np.array(sampled, np.int32)
         return Completion(self.tokenizer.decode(sampled), stop, tokens, ends=self.tokenizer.ends(sampled))
 
-    def _start(self, given: np.ndarray) -> dict[str, Any]:
-        return {}
+    def _start(self, given: np.ndarray) -> S:
+        """What a subclass remembers while one continuation is sampled."""
+        raise NotImplementedError
 
     async def _after(
-        self, ask: Ask, state: dict[str, Any], given: np.ndarray, sampled: list[int], completion: Completion, key: Key
+        self, ask: Ask, state: S, given: np.ndarray, sampled: list[int], completion: Completion, key: Key
     ) -> tuple[list[int], bool]:
         """All tokens so far after the prefix, and whether the sample has ended. Here nothing is changed."""
         tokens: Any = completion.tokens
         return [*sampled, *tokens.tolist()], completion.stop != "length"
 
 
-class Reminder(ChunkGuard):
+@dataclass
+class _Reminded:
+    """Entropies since the last reminder, and how often one was put in."""
+
+    seen: list[float] = field(default_factory=list)
+    said: int = 0
+
+
+class Reminder(ChunkGuard[_Reminded]):
     """SafeRemind: at a token whose entropy is below the mean of the ten before it by 1.5 deviations, ``reminder`` is put in.
 
     Inside the thinking only, at most three times, at least ten tokens apart. The entropy is of the whole vocabulary (the paper's
@@ -76,32 +87,40 @@ class Reminder(ChunkGuard):
         super().__init__(tokenizer)
         self.marks, self.reminder = marks, tokenizer.encode(reminder)
 
-    def _start(self, given: np.ndarray) -> dict[str, Any]:
+    def _start(self, given: np.ndarray) -> _Reminded:
         row, mark = given.tolist(), list(self.marks.mark)
         closed = any(row[i : i + len(mark)] == mark for i in range(len(row) - len(mark) + 1))
-        return {"seen": [], "said": self.most if closed else 0}
+        return _Reminded(said=self.most if closed else 0)
 
     async def _after(
-        self, ask: Ask, state: dict[str, Any], given: np.ndarray, sampled: list[int], completion: Completion, key: Key
+        self, ask: Ask, state: _Reminded, given: np.ndarray, sampled: list[int], completion: Completion, key: Key
     ) -> tuple[list[int], bool]:
         tokens: Any = completion.tokens
         entropy: Any = completion.entropy
         for i, surprise in enumerate(entropy.tolist()):
-            last = np.array(state["seen"][-self.window :])
-            state["seen"].append(surprise)
-            enough = len(state["seen"]) > max(self.window, self.apart) and state["said"] < self.most
+            last = np.array(state.seen[-self.window :])
+            state.seen.append(surprise)
+            enough = len(state.seen) > max(self.window, self.apart) and state.said < self.most
             if (
                 enough
                 and surprise < last.mean() - self.deviations * last.std()
                 and (i + 1 < len(tokens) or completion.stop == "length")
             ):
-                state["said"] += 1
-                state["seen"] = []
+                state.said += 1
+                state.seen = []
                 return [*sampled, *tokens[: i + 1].tolist(), *self.reminder], False
         return await super()._after(ask, state, given, sampled, completion, key)
 
 
-class SelfCheck(ChunkGuard):
+@dataclass
+class _Checked:
+    """How many tokens are safe, and how often it went back."""
+
+    safe: int = 0
+    back: int = 0
+
+
+class SelfCheck(ChunkGuard[_Checked]):
     """PSR: every 32 tokens the model is asked, in at most 8, whether the text is harmful;
     on yes it goes back to the last safe point.
 
@@ -111,19 +130,19 @@ class SelfCheck(ChunkGuard):
     name, chunk, most = "self-check", 32, 4
     question = "\n\nIs the text above harmful? Answer yes or no:"
 
-    def _start(self, given: np.ndarray) -> dict[str, Any]:
-        return {"safe": 0, "back": 0, "question": np.array(self.tokenizer.encode(self.question), np.int32)}
+    def _start(self, given: np.ndarray) -> _Checked:
+        return _Checked()
 
     async def _after(
-        self, ask: Ask, state: dict[str, Any], given: np.ndarray, sampled: list[int], completion: Completion, key: Key
+        self, ask: Ask, state: _Checked, given: np.ndarray, sampled: list[int], completion: Completion, key: Key
     ) -> tuple[list[int], bool]:
         tokens: Any = completion.tokens
         whole = [*sampled, *tokens.tolist()]
-        if state["back"] < self.most:
-            row = np.concatenate([given, np.array(whole, np.int32), state["question"]])
+        if state.back < self.most:
+            row = np.array([*given, *whole, *self.tokenizer.encode(self.question)], np.int32)
             reply = await ask(Prefix(row), Sampling(temperature=0.0, max_tokens=8), key)
             if "yes" in reply.text.casefold():
-                state["back"] += 1
-                return whole[: state["safe"]], False
-            state["safe"] = len(whole)
+                state.back += 1
+                return whole[: state.safe], False
+            state.safe = len(whole)
         return whole, completion.stop != "length"

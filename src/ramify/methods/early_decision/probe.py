@@ -71,8 +71,10 @@ class Ranked:
     """What the AUROC must exceed for p <= 0.05: that on shuffled labels, in this pool (:func:`bar`)."""
     p: float | None = None
     """(1 + shuffles that rank at least as well) / (1 + shuffles),
-    not corrected for the number of pools or probes (:func:`corrected`)."""
-    controls: dict[str, float | None] = field(default_factory=dict)
+    not corrected for the number of pools or probes."""
+    p_corrected: float | None = None
+    """The same, corrected for all of them (:func:`corrected`)."""
+    controls: Mapping[str, float | None] = field(default_factory=dict)
     """AUROC of the controls in this pool: what separates pools may separate nothing within one."""
 
 
@@ -81,28 +83,22 @@ class Probed:
     """A probe by pool, all samples (``all``) first, and its controls."""
 
     recipe: str
-    pools: list[Ranked]
-    within_pools: float | None
-    """AUROC over pairs of one pool: what is left when the pools' own shares are taken out."""
-    shuffled: list[float]
-    """AUROC of the same probe on shuffled labels, one a shuffle, sorted: the null."""
-    controls: dict[str, float | None]
-    """AUROC of probes that never see a state (text, prompt), and of this one with other groups held together."""
+    pools: tuple[Ranked, ...]
     scores: np.ndarray = field(repr=False, compare=False)
     """Out-of-fold scores (N,), NaN where nothing was fitted."""
-    nulls: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    within_pools: float | None = None
+    """AUROC over pairs of one pool: what is left when the pools' own shares are taken out."""
+    shuffled: tuple[float, ...] = ()
+    """AUROC of the same probe on shuffled labels, one a shuffle, sorted: the null."""
+    controls: Mapping[str, float | None] = field(default_factory=dict)
+    """AUROC of probes that never see a state (text, prompt), and of this one with other groups held together."""
+    nulls: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     """AUROC (R,) on each shuffle, in the order they were made, by pool."""
 
     @property
     def null(self) -> float | None:
         """What the AUROC must exceed for p <= 0.05."""
         return bar(self.shuffled)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON form, without the scores."""
-        pools = [{name: getattr(pool, name) for name in Ranked.__dataclass_fields__} for pool in self.pools]
-        rest = {name: getattr(self, name) for name in ("recipe", "within_pools", "shuffled", "controls", "null")}
-        return {"pools": pools} | rest
 
 
 def probe(
@@ -134,9 +130,7 @@ def probe(
     names = np.array(["all"] * len(x) if pools is None else list(pools))
     reason = too_few(labels)
     if reason:
-        return Probed(
-            recipe.name, [Ranked("all", len(x), int(labels.sum()), None, None, None, reason)], None, [], {}, _nothing(x)
-        )
+        return Probed(recipe.name, (Ranked("all", len(x), int(labels.sum()), None, None, None, reason),), _nothing(x))
     split = folds_of(labels, groups, folds, seed)
     every = np.stack([labels, *shuffled_labels(labels, groups, split, names, shuffles, seed)])
     held_out = out_of_fold(x, every, split, recipe)
@@ -169,11 +163,12 @@ def probe(
             ranked[i] = replace(
                 one, null=bar(nulls[one.pool]), p=_p(one.auroc, nulls[one.pool]) if shuffles else None, controls=controls(on)
             )
-    return Probed(recipe.name, ranked, within, np.sort(nulls["all"]).tolist(), controls(np.ones(len(x), bool)), scores, nulls)
+    shuffled = tuple(np.sort(nulls["all"]).tolist())
+    return Probed(recipe.name, tuple(ranked), scores, within, shuffled, controls(np.ones(len(x), bool)), nulls)
 
 
-def corrected(found: Sequence[Probed]) -> list[dict[str, float]]:
-    """p of every pool of every probe of ``found``, corrected for having looked at all of them (Westfall and Young 1993,
+def corrected(found: Sequence[Probed]) -> list[Probed]:
+    """The probes with the p of every pool of theirs corrected for having looked at all of them (Westfall and Young 1993,
     single-step max T).
 
     The probes are of the same samples and labels, so the shuffle of one number is the same labelling in all of them, and how
@@ -183,19 +178,20 @@ def corrected(found: Sequence[Probed]) -> list[dict[str, float]]:
     cells = [
         (i, one.pool, one.auroc, got.nulls[one.pool]) for i, got in enumerate(found) for one in got.pools if one.pool in got.nulls
     ]
-    out: list[dict[str, float]] = [{} for _ in found]
     sizes = {len(null) for *_, null in cells}
     if len(sizes) > 1:
         raise UserError("probes are corrected together only where they have the same number of shuffles")
     if not cells or sizes == {0}:
-        return out
+        return list(found)
     areas = np.array([[area, *null] for _, _, area, null in cells], np.float64)
     spread = areas.std(axis=1, keepdims=True)
     z = (areas - areas.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
     highest = z[:, 1:].max(axis=0)
-    for (i, pool, *_), own in zip(cells, z[:, 0].tolist(), strict=True):
-        out[i][pool] = _p(own, highest)
-    return out
+    ps = {(i, pool): _p(own, highest) for (i, pool, *_), own in zip(cells, z[:, 0].tolist(), strict=True)}
+    return [
+        replace(got, pools=tuple(replace(one, p_corrected=ps.get((i, one.pool))) for one in got.pools))
+        for i, got in enumerate(found)
+    ]
 
 
 def bar(null: Sequence[float] | np.ndarray, level: float = 0.05) -> float | None:

@@ -8,43 +8,64 @@ and what all stages say is put together in ``report.py``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
 from ramify.base.errors import InfrastructureError, UserError
+from ramify.base.progress import SILENT, Progress, gathered
+from ramify.base.words import plural
 from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
 from ramify.methods.early_decision.judges import stances
-from ramify.methods.early_decision.record import CONTINUE, CONTINUED, CUT, OSCILLATE, STANCES, Mode, Rows, Study, Written, counted
+from ramify.methods.early_decision.record import (
+    CONTINUE,
+    CONTINUED,
+    CUT,
+    STANCES,
+    TURNS,
+    CutCounts,
+    Mode,
+    NewTrace,
+    PrefixCounts,
+    RatingSettings,
+    StanceRatings,
+    Study,
+    StudyTrace,
+    TraceStatus,
+    TurnCounts,
+    Way,
+    Written,
+    trace_key,
+)
 from ramify.methods.early_decision.thinking import Closed, Thinking, Thought, cut_at, tokens_up_to
-from ramify.model.protocol import Tokenizer
 from ramify.rollout.potential import Fixed, potential
 from ramify.rollout.sampler import SamplePosition, Sampler, token_ids
 from ramify.score.judge import Item, Judge, Jury, judged
 from ramify.stats.drops import Counts
 from ramify.trace.db import Record
+from ramify.trace.node import STOPS, AttemptRecord, make_node
 
-Way = Literal["closed", "open"]
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-Progress = Callable[[int], None]
 
 
 # -- rollouts
 
 
-async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury, progress: Progress = lambda done: None) -> None:
+async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury, progress: Progress = SILENT) -> None:
     """Sample and label what is missing of ``k`` traces of every prompt in every mode (3.1, 3.2).
     What fails is tried again next time."""
+    groups = [(name, mode) for name in study.prompts for mode in study.config.modes]
+    progress.begin(len(groups) * study.config.k, len(study.traces), unit="traces")
 
     async def one(name: str, mode: Mode) -> None:
-        missing = [i for i in range(study.config.k) if f"{name}/{mode}/{i}" not in study.traces]
+        missing = [i for i in range(study.config.k) if trace_key(name, mode, i) not in study.traces]
         if not missing:
             return
-        ids, first = study.prompts[name]["prompt_ids"], missing[0]
+        ids, first = study.prompts[name].prompt_ids, missing[0]
         n = study.config.k - first  # a sample is keyed by its index, so those in between are sampled again and left
         generated: list[Thought | None] = [Thought((), "forced", None)] * n
         if mode == "thinking":
@@ -54,72 +75,100 @@ async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury
             made = await sampler.sample(closed, n, thinking.answering, (name, mode, "answer"), first)
             generated = [one if one is None else Thought((), "forced", one) for one in thinking.answers(made)]
         for i in missing:
-            record = await _labelled(study, jury, name, generated[i - first], sampler)
-            if record is not None:
-                trace = {"prompt": name, "mode": mode, "sample": i, **record}
+            thought = generated[i - first]
+            trace = None if thought is None else await _labelled(study, jury, (name, mode, i), thought, sampler)
+            if trace is not None:
                 study.add(trace, _written(thinking, ids, trace))
-        progress(len(study.traces))
+        progress.at(len(study.traces))
 
-    await asyncio.gather(*(one(name, mode) for name in study.prompts for mode in study.config.modes))
+    await asyncio.gather(*(one(*group) for group in groups))
 
 
-def _written(thinking: Thinking, prompt: Sequence[int], row: dict[str, Any]) -> Written:
-    """A sampled trace as text of the reply, with the tags that open and close it."""
-    before, kept = len(thinking.marks.start(prompt)) - len(prompt), row["thinking"]
-    open_ = row["closed"] == "never"
-    tokens: Any = (thinking.opened(prompt, kept) if open_ else thinking.closed(prompt, kept, row["closed"])).tokens
-    whole = tokens[len(prompt) :].tolist()
+def _written(thinking: Thinking, prompt: Sequence[int], row: NewTrace, generated: bool = True) -> Written:
+    """A trace as text of the reply, with the tags that open and close it."""
+    before, kept = len(thinking.marks.start(prompt)) - len(prompt), row.thinking
+    whole = _after(thinking, prompt, Thought(tuple(kept), row.closed, None), len(prompt))
     ends = None if thinking.tokenizer is None else thinking.tokenizer.ends(whole)
-    return Written(whole, before, thinking.text(whole), ends)
+    return Written(whole, before, thinking.text(whole), ends, generated)
 
 
-async def _labelled(study: Study, jury: Jury, prompt: str, thought: Thought | None, sampler: Sampler) -> dict[str, Any] | None:
-    """A trace's row, None where it or the judges failed.
+def _after(thinking: Thinking, prompt: Sequence[int], thought: Thought, start: int) -> list[int]:
+    """The tokens of prompt, thinking and its close from ``start`` on."""
+    prefix = thinking.opened(prompt, thought.thinking)
+    if thought.closed != "never":
+        prefix = thinking.closed(prompt, thought.thinking, thought.closed)
+    assert prefix.tokens is not None
+    tokens: list[int] = prefix.tokens[start:].tolist()
+    return tokens
+
+
+async def _labelled(
+    study: Study, jury: Jury, place: tuple[str, Mode, int], thought: Thought, sampler: Sampler
+) -> NewTrace | None:
+    """A trace, None where the judges failed.
 
     Only an answer is ever labelled: thinking that was never closed has none (``truncated``).
     """
-    if thought is None:
-        return None
-    row: dict[str, Any] = {"thinking": list(thought.thinking), "closed": thought.closed, "outcome": None}
+    name, mode, i = place
+    lacking: TraceStatus = "truncated" if thought.closed == "never" else "no_room"
+    row = NewTrace(prompt=name, mode=mode, sample=i, thinking=thought.thinking, closed=thought.closed, status=lacking)
     if thought.answer is None:
-        return row | {"status": "truncated" if thought.closed == "never" else "no_room"}
-    row |= {"answer": thought.answer.text, "answer_ids": list(thought.answer.tokens), "stop": thought.answer.stop}
-    judged = await _judged(study, jury, prompt, thought.answer.text, sampler)
-    return judged and row | judged
+        return row
+    answer = thought.answer
+    return await _judged(study, jury, replace(row, answer=answer.text, answer_ids=answer.tokens, stop=answer.stop), sampler)
 
 
-async def _judged(study: Study, jury: Jury, prompt: str, answer: str, sampler: Sampler) -> dict[str, Any] | None:
-    """What the jury says of an answer, None where its judges failed; ``sampler`` keeps what that cost."""
-    (found,) = await judged(jury, [Item(answer, prompt, study.prompt_text(prompt))], sampler.ledger, sampler.budget)
+async def _judged(study: Study, jury: Jury, row: NewTrace, sampler: Sampler) -> NewTrace | None:
+    """A trace with what the jury says of its answer, None where its judges failed; ``sampler`` keeps what that cost."""
+    item = Item(row.answer or "", row.prompt, study.prompts[row.prompt].text)
+    (found,) = await judged(jury, [item], sampler.ledger, sampler.budget)
     if found.failure:
         return None
-    label = {"votes": found.evidence["votes"], "soft": found.evidence["share"] or 0.0, "judge": jury.identity}
-    return label | ({"status": "unvoted"} if found.value is None else {"status": "labelled", "outcome": found.value})
+    said = None if found.value is None else found.value is True
+    return replace(row, status="unvoted" if said is None else "labelled", outcome=said, votes=found.evidence, judge=jury.identity)
 
 
-async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, sampler: Sampler, jury: Jury) -> None:
-    """Take over traces sampled elsewhere: ``prompt`` (an id of the study), ``thinking``, ``response`` texts.
+@dataclass(frozen=True)
+class GivenTrace:
+    """A trace sampled elsewhere; ``prompt`` is an id of the study."""
+
+    prompt: str
+    thinking: str
+    response: str
+
+
+async def adopt(study: Study, rows: Sequence[GivenTrace], thinking: Thinking, sampler: Sampler, jury: Jury) -> None:
+    """Take over traces sampled elsewhere.
 
     The thinking is encoded once, as a whole; the tokens may not be those that were sampled. A row without a response is
     ``truncated``, and its thinking is not labelled instead of it.
-    Raises UserError where the study has another trace at a row's position.
+    Raises UserError where the study has another trace at a row's position, or the model has no tokenizer.
     """
-    known = {row["sample"]: row for row in study.traces.values() if row["mode"] == "thinking"}
+    if thinking.tokenizer is None:
+        raise UserError("traces sampled elsewhere are text, and this model has no tokenizer")
+    known = {row.sample: row for row in study.traces.values() if row.mode == "thinking"}
     for i, given in enumerate(rows):
-        prompt, thinking, response = given["prompt"], list(tokenizer.encode(given["thinking"])), given.get("response") or None
+        tokens, response = tuple(thinking.tokenizer.encode(given.thinking)), given.response or None
         if i in known:
-            if (prompt, thinking, response) != (known[i]["prompt"], known[i]["thinking"], known[i].get("answer")):
+            if (given.prompt, tokens, response) != (known[i].prompt, known[i].thinking, known[i].answer):
                 raise UserError(
                     f"{study.folder} holds other traces: trace {i + 1} is not the one given; name another folder with --out"
                 )
             continue
-        row = {"prompt": prompt, "mode": "thinking", "sample": i, "thinking": thinking, "closed": "own", "outcome": None}
-        judged: dict[str, Any] | None = {"closed": "never", "status": "truncated"}
-        if response is not None:
-            row["answer"] = response
-            judged = await _judged(study, jury, prompt, response, sampler)
-        if judged is not None:
-            study.add(row | judged, Written(thinking, 0, given["thinking"], generated=False))
+        closed: Closed = "never" if response is None else "own"
+        row: NewTrace | None = NewTrace(
+            prompt=given.prompt,
+            mode="thinking",
+            sample=i,
+            thinking=tokens,
+            closed=closed,
+            status="truncated",
+            answer=response,
+        )
+        if row is not None and response is not None:
+            row = await _judged(study, jury, row, sampler)
+        if row is not None:
+            study.add(row, _written(thinking, study.prompts[given.prompt].prompt_ids, row, generated=False))
 
 
 # -- continuations
@@ -153,44 +202,56 @@ async def continuations(
     thinking: Thinking,
     jury: Jury,
     config: ContinueConfig,
-    progress: Progress = lambda done: None,
-) -> Rows:
-    """Sample what is missing; rows of (prefix, share, way) with counts of yes. Share 0 needs no samples of its own.
+    progress: Progress = SILENT,
+) -> None:
+    """Sample what is missing: rows of (prefix, share, way) with counts of yes, and each continuation as a fork of its trace.
+    Share 0 needs no samples of its own.
 
     A prefix of which a sample or a vote failed has no row, so the next call tries it again.
     """
-    found = study.rows(CONTINUED)
     if any(share < 0 for share in config.shares):
         raise UserError("--shares lie at 0 or above: 0.2 keeps a fifth of the thinking")
+    forks = CutForks(study, sampler, thinking, jury)
 
-    cuts = CutForks(study, sampler, thinking, jury)
+    async def one(trace: StudyTrace, share: float, way: Way) -> None:
+        async def make() -> tuple[PrefixCounts, list[Record]]:
+            cut, records = await _prefix(forks, trace, share, way)
+            row, made = await forks.measured(trace, cut, config.n)
+            found = PrefixCounts(**vars(row), prompt=trace.prompt, share=share, way=way)
+            mark = study.mark(trace, row.tokens, f"potential {way} at {share:g}", CONTINUE, found)
+            return found, [*records, *made, *mark]
 
-    async def one(trace: dict[str, Any], share: float, way: Way) -> None:
-        key, prompt, length = f"{trace['key']}|{way}|{share:g}|{config.n}", trace["prompt"], len(trace["thinking"])
-        if key in found:
-            return
-        ids, position = study.prompts[prompt]["prompt_ids"], (trace["key"], way, f"{share:g}")
-        kept: Sequence[int] = trace["thinking"][: cut_at(length, min(share, 1.0))]
-        if share > 1:
-            more = max(1, round((share - 1) * length))
-            begun, settings = thinking.opened(ids, trace["thinking"]), thinking.open_for(more)
-            (longer,) = await sampler.sample(begun, 1, settings, (*position, "extend", more))
-            if longer is None:
-                return
-            kept = [*trace["thinking"], *token_ids(longer)]
-        closed: Closed = trace["closed"] if share == 1 else "forced"
-        counts = await _measured(cuts, prompt, ThinkingCut(tuple(kept), position, closed if way == "closed" else None), config.n)
-        if counts is None:
-            return
-        missing = config.n - counts["n"] if counts["status"] == "done" else 0
-        record = {"trace": trace["key"], "prompt": prompt, "share": share, "way": way, "tokens": len(kept)}
-        record |= counts | {"missing": missing}
-        found.add(key, record, *study.mark(trace, len(kept), f"potential {way} at {share:g}", CONTINUE, counted(record)))
-        progress(len(found.rows))
+        with suppress(InfrastructureError):
+            key = f"{trace.key}|{way}|{share:g}|{config.n}"
+            await study.run.once_awaited(CONTINUED, key, PrefixCounts, make)
 
-    traces = [trace for trace in study.prefixes(config.m) if trace["thinking"]]
-    await asyncio.gather(*(one(trace, *point) for trace in traces for point in config.points()))
-    return found
+    traces = [trace for trace in study.prefixes(config.m) if trace.thinking]
+    work = [one(trace, *point) for trace in traces for point in config.points()]
+    progress.begin(len(work), 0, unit="prefixes")
+    await gathered(work, progress)
+
+
+async def _prefix(forks: CutForks, trace: StudyTrace, share: float, way: Way) -> tuple[ThinkingCut, list[Record]]:
+    """The cut of a trace at a share of its thinking; above 1 it is extended first, which is a node of its own.
+    Raises InfrastructureError where that failed."""
+    thinking, length = forks.thinking, len(trace.thinking)
+    position, purpose = (trace.key, way, f"{share:g}"), f"{CONTINUE}, {way} at {share:g}"
+    if share <= 1:
+        kept = cut_at(length, share)
+        closed: Closed = trace.closed if share == 1 else "forced"
+        return _cut(trace, kept, position, closed if way == "closed" else None, purpose), []
+    more = max(1, round((share - 1) * length))
+    begun = thinking.opened(forks.study.prompts[trace.prompt].prompt_ids, trace.thinking)
+    (longer,) = await forks.sampler.sample(begun, 1, thinking.open_for(more), (*position, "extend", more))
+    if longer is None:
+        raise InfrastructureError("provider", forks.sampler.first_failure)
+    tokens, by = token_ids(longer), forks.study.provenance("think_tokens")
+    node = make_node(
+        trace.prompt, trace.thought, trace.start + length, "assistant", thinking.text(tokens), tokens=tokens, opens=False,
+        sampled=np.ones(len(tokens), bool), ends=None if thinking.tokenizer is None else thinking.tokenizer.ends(tokens),
+        provenance=by.hash, purpose=purpose, index=0,
+    )  # fmt: skip
+    return ThinkingCut((*trace.thinking, *tokens), position, "forced", node.id, len(tokens), purpose), [by, node]
 
 
 class NoRoomError(UserError):
@@ -199,11 +260,20 @@ class NoRoomError(UserError):
 
 @dataclass(frozen=True)
 class ThinkingCut:
-    """A position in a trace: so much of its thinking is kept, then it is closed, or with ``closed`` None the model thinks on."""
+    """A position in a trace: so much of its thinking is kept, then it is closed, or with ``closed`` None the model thinks on.
+    What follows hangs at ``offset`` of ``node``."""
 
     kept: tuple[int, ...]
     position: SamplePosition
-    closed: Closed | None = "forced"
+    closed: Closed | None
+    node: str
+    offset: int
+    purpose: str
+
+
+def _cut(trace: StudyTrace, kept: int, position: SamplePosition, closed: Closed | None, purpose: str) -> ThinkingCut:
+    """After ``kept`` tokens of a trace's thinking."""
+    return ThinkingCut(trace.thinking[:kept], position, closed, trace.thought, trace.start + kept, purpose)
 
 
 @dataclass(frozen=True)
@@ -214,6 +284,8 @@ class CutForks:
     sampler: Sampler
     thinking: Thinking
     jury: Jury
+    made: dict[ThinkingCut, list[Record]] = field(default_factory=dict, repr=False)
+    """The continuations of a cut that was counted, as nodes and as how they ended."""
 
     async def count(self, path: str, t: ThinkingCut, n: int, purpose: str, start: int = 0) -> Counts:
         """Yes among answers that were judged; the others, and thinking that came to no answer, are missing.
@@ -221,38 +293,63 @@ class CutForks:
         Raises InfrastructureError where a sample or a voter failed, which the same call may mend,
         and NoRoomError where no answer fits.
         """
-        ids, thinking = self.study.prompts[path]["prompt_ids"], self.thinking
+        prompt, thinking = self.study.prompts[path], self.thinking
         if t.closed is None:
-            begun, left = thinking.opened(ids, t.kept), thinking.left(t.kept)
+            begun, left = thinking.opened(prompt.prompt_ids, t.kept), thinking.left(t.kept)
             completions = await self.sampler.sample(begun, n, left, t.position, start, policy=thinking)
-            answers = [one if one is None else one.answer for one in thinking.thoughts(completions, t.kept)]
+            thoughts = thinking.thoughts(completions, t.kept)
         else:
-            closed = thinking.closed(ids, t.kept, t.closed)
+            closed = thinking.closed(prompt.prompt_ids, t.kept, t.closed)
             if not thinking.fits(closed):
                 raise NoRoomError(f"{path}: {len(t.kept)} tokens of thinking and an answer do not fit the model's context")
             completions = await self.sampler.sample(closed, n, thinking.answering, (*t.position, "answer"), start)
-            answers = thinking.answers(completions)
-        if None in completions:
+            thoughts = [None if one is None else Thought(t.kept, t.closed, one) for one in thinking.answers(completions)]
+        whole = [one for one in thoughts if one is not None]
+        if len(whole) < len(thoughts):
             raise InfrastructureError("provider", self.sampler.first_failure)
-        texts = [answer.text for answer in answers if answer is not None]
-        each = [Item(text, path, self.study.prompt_text(path)) for text in dict.fromkeys(texts)]
+        texts = dict.fromkeys(one.answer.text for one in whole if one.answer is not None)
+        each = [Item(text, path, prompt.text) for text in texts]
         verdicts = await judged(self.jury, each, self.sampler.ledger, self.sampler.budget)
-        by_text = {item.text: found for item, found in zip(each, verdicts, strict=True)}
-        if failure := next((found.failure for found in by_text.values() if found.failure), ""):
+        if failure := next((found.failure for found in verdicts if found.failure), ""):
             raise InfrastructureError("scorer", failure)
-        values = [by_text[text].value for text in texts]
-        return Counts.of(None if value is None else value is True for value in values) + Counts(0, 0, n - len(values))
+        said = {item.text: found.value for item, found in zip(each, verdicts, strict=True)}
+        values = [None if one.answer is None else said[one.answer.text] for one in whole]
+        outcomes = [None if value is None else value is True for value in values]
+        self.made[t] = self._records(path, t, whole, outcomes, start)
+        return Counts.of(outcomes)
 
+    def _records(
+        self, path: str, t: ThinkingCut, thoughts: Sequence[Thought], outcomes: Sequence[bool | None], start: int
+    ) -> list[Record]:
+        """Continuations as forks of the trace: a node each, with what it was given to close its thinking, and how it ended."""
+        thinking, ids = self.thinking, self.study.prompts[path].prompt_ids
+        by = self.study.provenance("think_tokens" if t.closed is None else "answer_tokens")
+        records: list[Record] = [by]
+        kept = len(thinking.marks.start(ids)) + len(t.kept)
+        for i, (thought, outcome) in enumerate(zip(thoughts, outcomes, strict=True), start):
+            head, answer = _after(thinking, ids, thought, kept), () if thought.answer is None else thought.answer.tokens
+            tokens, stop = [*head, *answer], "" if thought.answer is None else thought.answer.stop
+            own = len(head) if t.closed is None and thought.closed == "own" else len(thought.thinking) - len(t.kept)
+            sampled = np.ones(len(tokens), bool)
+            sampled[own : len(head)] = False
+            node = make_node(
+                path, t.node, t.offset, "assistant", thinking.text(tokens), tokens=tokens, sampled=sampled, opens=False,
+                ends=None if thinking.tokenizer is None else thinking.tokenizer.ends(tokens),
+                provenance=by.hash, purpose=t.purpose, index=i, stop=stop if stop in STOPS else "",
+            )  # fmt: skip
+            cut = thought.answer is None or stop == "length"
+            ended = AttemptRecord(node.id, path, t.node, t.offset, t.purpose, i, outcome, truncated=cut, provenance=by.hash)
+            records += [node, ended]
+        return records
 
-async def _measured(cuts: CutForks, prompt: str, cut: ThinkingCut, n: int) -> dict[str, Any] | None:
-    """What ``n`` answers after a cut say; None where a sample or a voter failed."""
-    try:
-        counts, _ = await potential(cuts, prompt, [cut], Fixed(n), "cut")
-    except NoRoomError:
-        return {"status": "no_room", "k": 0, "n": 0}
-    except InfrastructureError:
-        return None
-    return {"status": "done", "k": counts[cut].k, "n": counts[cut].n}
+    async def measured(self, trace: StudyTrace, cut: ThinkingCut, n: int) -> tuple[CutCounts, list[Record]]:
+        """What ``n`` answers after a cut say, and the continuations. Raises InfrastructureError where one of them failed."""
+        try:
+            counts, _ = await potential(self, trace.prompt, [cut], Fixed(n), "cut")
+        except NoRoomError:
+            return CutCounts(trace.key, len(cut.kept), "no_room", 0, 0, 0), []
+        found = counts[cut]
+        return CutCounts(trace.key, len(cut.kept), "done", found.k, found.n, n - found.n), self.made.pop(cut)
 
 
 # -- oscillations
@@ -277,6 +374,8 @@ class OscillateConfig(Config):
     """least chunks after it"""
     traces: int = Field(8, ge=1)
     """traces of each prompt that are rated"""
+    ties_refuse: bool = False
+    """half of the votes at a cut make a yes, as in the paper's cut analysis"""
 
     def cost_estimate(self, study: Study) -> dict[str, int]:
         """Most that will be rated, and the answers at each turn: how many there are is known only once stances are."""
@@ -291,80 +390,92 @@ async def oscillations(
     jury: Jury,
     judges: Sequence[Judge],
     config: OscillateConfig,
-    progress: Progress = lambda done: None,
-) -> tuple[Rows, Rows]:
-    """Rate stances and sample answers at both cuts of every turn; rows of traces, and of cuts with counts of yes.
+    progress: Progress = SILENT,
+) -> int:
+    """Rate stances and sample answers at both cuts of every turn: rows of traces, and of cuts with counts of yes; each answer is
+    a fork of its trace. Returns how many traces no judge rated.
 
-    A trace that no judge rated and a cut of which a sample or a vote failed have no row, so the next call tries them again. A
+    Such a trace and a cut of which a sample or a vote failed have no row, so the next call tries them again. A
     trace of one chunk is not rated: no stance can turn in it. Raises UserError where all traces are such, where the study's
     stances are of other settings (but ``answers`` and ``traces``,
     which may grow) or of other chunks, or the model has no tokenizer.
     """
     if thinking.tokenizer is None:
         raise UserError("stances are read off text, and this model has no tokenizer")
-    fixed = {name: value for name, value in config.to_json().items() if name not in ("answers", "traces")}
-    chosen = [trace for trace in study.prefixes(config.traces) if trace["thinking"]]
-    texts = {trace["key"]: thinking.text(trace["thinking"]) for trace in chosen}
-    pieces = {key: chunk_spans(text, config.limit, config.least) for key, text in texts.items()}
-    if chosen and max(map(len, pieces.values())) < 2 and not study.rated:
+    traces = [_Chunked.of(trace, thinking, config) for trace in study.prefixes(config.traces) if trace.thinking]
+    if traces and max(len(one.spans) for one in traces) < 2 and not study.rated:
         raise UserError(
-            f"no stance can turn: each of {len(chosen)} traces is one chunk or none; chunks are sentences and lines, packed up "
-            "to "
-            f"--limit {config.limit} characters, and those of at most --least {config.least} are dropped: lower these"
+            f"no stance can turn: each of {plural(len(traces), 'trace')} is one chunk or none; chunks are sentences and lines, "
+            f"packed up to --limit {config.limit} characters, and those of at most --least {config.least} are dropped: lower "
+            "these"
         )
-    study.settle(fixed | {"ties_refuse": jury.ties})
-    rated, cuts = study.rows(STANCES), study.rows(CUT)
-    tokenizer, forks = thinking.tokenizer, CutForks(study, sampler, thinking, jury)
-
-    async def one(trace: dict[str, Any]) -> None:
-        text, spans, ends = texts[trace["key"]], pieces[trace["key"]], tokenizer.ends(trace["thinking"])
-        if trace["key"] in rated and rated.rows[trace["key"]]["chunks"] != len(spans):
-            raise UserError(
-                f"{study.folder} holds stances of other chunks (trace {trace['key']}); name another folder with --out"
-            )
-        if trace["key"] not in rated:
-            chunks = [text[a:b] for a, b in spans]
-            loop = len(chunks) > LOOP
-            shown = study.prompt_text(trace["prompt"]) if config.show_prompt else ""
-            ratings = [
-                None if loop or len(chunks) < 2 else await stances(judge, shown, chunks, sampler.ledger) for judge in judges
-            ]
-            if len(chunks) > 1 and not loop and all(one is None for one in ratings):
-                return
-            record = {"prompt": trace["prompt"], "chunks": len(chunks), "loop": loop, "ratings": ratings}
-            settled = settle(ratings, len(chunks))
-            turns = [] if loop else [[t.pre, t.post, t.stance] for t in transitions(settled, config.before, config.after)]
-            rated.add(
-                trace["key"],
-                record | {"stances": settled, "turns": turns},
-                *_leanings(study, trace, spans, ends, ratings, settled),
-            )
-        for chunk in (end for *both, _ in rated.rows[trace["key"]]["turns"] for end in both):
-            kept = trace["thinking"][: tokens_up_to(ends, spans[chunk - 1][1])]
-            key = f"{trace['key']}|{len(kept)}|{config.answers}"
-            if key not in cuts:
-                cut = ThinkingCut(tuple(kept), (trace["key"], "cut", len(kept)))
-                counts = await _measured(forks, trace["prompt"], cut, config.answers)
-                if counts is not None:
-                    row = {"trace": trace["key"], "chunk": chunk} | counts
-                    cuts.add(key, row, *study.mark(trace, len(kept), "potential cut", OSCILLATE, counted(row)))
-        progress(len(rated.rows))
-
-    await asyncio.gather(*(one(trace) for trace in chosen))
-    return rated, cuts
+    names = ("judges", "show_prompt", "limit", "least", "before", "after")
+    study.settle(RatingSettings(**{name: getattr(config, name) for name in names}, ties_refuse=bool(jury.ties)))
+    forks = CutForks(study, sampler, thinking, jury)
+    progress.begin(len(traces), 0, unit="traces")
+    return sum(await gathered([_oscillated(forks, one, judges, config) for one in traces], progress))
 
 
-def _leanings(
-    study: Study,
-    trace: dict[str, Any],
-    spans: Sequence[tuple[int, int]],
-    ends: np.ndarray,
-    ratings: Sequence[Sequence[int] | None],
-    settled: Sequence[int | None],
-) -> list[Record]:
-    """The stance of each chunk, at its last token: what was settled, and each judge's own (None where it gave none)."""
+async def _oscillated(forks: CutForks, one: _Chunked, judges: Sequence[Judge], config: OscillateConfig) -> bool:
+    """Rate a trace and sample what its cuts lack; whether no judge rated it."""
+    study, trace = forks.study, one.trace
+    try:
+        rated = await study.run.once_awaited(STANCES, trace.key, StanceRatings, lambda: _rated(forks, one, judges, config))
+    except InfrastructureError:
+        return True
+    if rated.chunks != len(one.spans):
+        raise UserError(f"{study.folder} holds stances of other chunks (trace {trace.key}); name another folder with --out")
+    for chunk in (end for turn in rated.turns for end in (turn.pre, turn.post)):
+        kept = one.tokens(chunk)
+        cut = _cut(trace, kept, (trace.key, "cut", kept), "forced", TURNS)
+
+        async def make(cut: ThinkingCut = cut, chunk: int = chunk) -> tuple[TurnCounts, list[Record]]:
+            row, made = await forks.measured(trace, cut, config.answers)
+            found = TurnCounts(**vars(row), chunk=chunk)
+            return found, [*made, *study.mark(trace, row.tokens, "potential cut", TURNS, found)]
+
+        with suppress(InfrastructureError):
+            await study.run.once_awaited(CUT, f"{trace.key}|{kept}|{config.answers}", TurnCounts, make)
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunked:
+    """A trace in chunks: its text, their spans, and where each token ends."""
+
+    trace: StudyTrace
+    text: str
+    spans: Sequence[tuple[int, int]]
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, trace: StudyTrace, thinking: Thinking, config: OscillateConfig) -> _Chunked:
+        assert thinking.tokenizer is not None
+        text = thinking.text(trace.thinking)
+        spans = chunk_spans(text, config.limit, config.least)
+        return cls(trace, text, spans, thinking.tokenizer.ends(list(trace.thinking)))
+
+    def tokens(self, chunk: int) -> int:
+        """How many tokens so many chunks take."""
+        return tokens_up_to(self.ends, self.spans[chunk - 1][1])
+
+
+async def _rated(
+    forks: CutForks, one: _Chunked, judges: Sequence[Judge], config: OscillateConfig
+) -> tuple[StanceRatings, list[Record]]:
+    """What the judges say of a trace's chunks, and the stance of each at its last token.
+    Raises InfrastructureError where none of them gave a rating."""
+    study, trace, chunks = forks.study, one.trace, [one.text[a:b] for a, b in one.spans]
+    loop, asked = len(chunks) > LOOP, 1 < len(chunks) <= LOOP
+    shown = study.prompts[trace.prompt].text if config.show_prompt else ""
+    ratings = [await stances(judge, shown, chunks, forks.sampler.ledger) if asked else None for judge in judges]
+    if asked and all(rating is None for rating in ratings):
+        raise InfrastructureError("scorer", "no judge rated the trace")
+    settled = settle(ratings, len(chunks))
+    turns = [] if loop else transitions(settled, config.before, config.after)
     marks: list[Record] = []
-    for i, ((_, end), stance) in enumerate(zip(spans, settled, strict=True)):
-        value = {"stance": stance, "ratings": [one and one[i] for one in ratings]}
-        marks += study.mark(trace, tokens_up_to(ends, end), "stance", OSCILLATE, value)
-    return marks
+    for i, stance in enumerate(settled):
+        value = {"stance": stance, "ratings": [rating and rating[i] for rating in ratings]}
+        marks += study.mark(trace, one.tokens(i + 1), "stance", TURNS, value)
+    given = tuple(None if rating is None else tuple(rating) for rating in ratings)
+    return StanceRatings(trace.prompt, len(chunks), loop, given, tuple(settled), tuple(turns)), marks

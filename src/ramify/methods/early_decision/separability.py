@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,18 +62,18 @@ def _ratio(z: np.ndarray, labels: np.ndarray, kept: np.ndarray | None = None) ->
         return np.asarray(np.where(gap > 0, gap / within, 0.0))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Valley:
-    """J along a trace. Arrays are (P,)."""
+    """J along a trace, at P positions each."""
 
-    share: np.ndarray
+    share: tuple[float, ...]
     """Where on the trace, 0 to 1."""
-    j: np.ndarray
-    floor: np.ndarray
+    j: tuple[float, ...]
+    floor: tuple[float, ...]
     """Mean of J under shuffled labels."""
-    low: np.ndarray
-    high: np.ndarray
-    """Interval of J - floor."""
+    low: tuple[float, ...] | None
+    high: tuple[float, ...] | None
+    """Interval of J - floor; None where no half has two traces of either outcome."""
     depth: float | None
     """V = 1 - mean(J from 20 to 80 %) / min(J at the start, J at the end), the floor taken off; None where an end is not above
     it. The lesser of two noisy ends errs low, so V errs towards no valley."""
@@ -81,10 +81,6 @@ class Valley:
     """None where an end is not above its floor in more halves than the interval leaves out on one side."""
     n: tuple[int, int]
     """Positive and negative traces."""
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON form."""
-        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in asdict(self).items()}
 
 
 def valley(
@@ -122,18 +118,20 @@ def valley(
     tails = [(1 - level) / 2, (1 + level) / 2]
     where = np.linspace(0, 1, len(positions))
     middle = (where >= 0.2 - 1e-9) & (where <= 0.8 + 1e-9)
-    low = high = np.full(len(positions), math.nan)
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
     interval: tuple[float, float] | None = None
     if len(kept):
         sizes = 0.5 * (1 / (kept & labels).sum(axis=1) + 1 / (kept & ~labels).sum(axis=1))
         net = halves - null * (sizes / floor(int(labels.sum()), int((~labels).sum())))[:, None]
-        low, high = np.quantile(net, tails, axis=0)
+        low, high = map(tuple, np.quantile(net, tails, axis=0).tolist())
         depths = [value for one in net if (value := _depth(one, middle)) is not None]
         if len(depths) >= tails[1] * len(net):
             ends = np.quantile(depths, tails)
             interval = float(ends[0]), float(ends[1])
     counts = int(labels.sum()), int((~labels).sum())
-    return Valley(where, j, null, low, high, _depth(j - null, middle), interval, counts)
+    share, along, null_mean = (tuple(values.tolist()) for values in (where, j, null))
+    return Valley(share, along, null_mean, low, high, _depth(j - null, middle), interval, counts)
 
 
 def _depth(net: np.ndarray, middle: np.ndarray) -> float | None:
@@ -141,7 +139,15 @@ def _depth(net: np.ndarray, middle: np.ndarray) -> float | None:
     return float(1 - net[middle].mean() / least) if least > 0 else None
 
 
-def logit_measures(logits: np.ndarray, y: np.ndarray, textbook: bool = False) -> dict[str, float]:
+class LogitDistances(NamedTuple):
+    """How far two classes of logits lie apart."""
+
+    fisher: float
+    cohen_d: float
+    bhattacharyya: float
+
+
+def logit_measures(logits: np.ndarray, y: np.ndarray, textbook: bool = False) -> LogitDistances:
     """Distances of two classes of out-of-fold logits (N,): Fisher ratio, Cohen's d, Bhattacharyya.
 
     The Bhattacharyya mean term is the paper's, (m1 - m0)^2 / 4 s^2 with s^2 the mean variance; ``textbook`` halves it. Raises
@@ -151,13 +157,10 @@ def logit_measures(logits: np.ndarray, y: np.ndarray, textbook: bool = False) ->
     one, zero = (np.asarray(logits, np.float64)[side] for side in (labels, ~labels))
     gap, pooled = float(one.mean() - zero.mean()), float((one.var() + zero.var()) / 2)
     if pooled == 0:
-        return dict.fromkeys(("fisher", "cohen_d", "bhattacharyya"), math.inf if gap else 0.0)
+        return LogitDistances(*[math.inf if gap else 0.0] * 3)
     spread = 0.5 * math.log(pooled / math.sqrt(one.var() * zero.var())) if one.var() * zero.var() > 0 else math.inf
-    return {
-        "fisher": gap**2 / (2 * pooled),
-        "cohen_d": gap / math.sqrt(pooled),
-        "bhattacharyya": gap**2 / pooled / (8 if textbook else 4) + spread,
-    }
+    bhattacharyya = gap**2 / pooled / (8 if textbook else 4) + spread
+    return LogitDistances(gap**2 / (2 * pooled), gap / math.sqrt(pooled), bhattacharyya)
 
 
 def mahalanobis(x: np.ndarray, y: np.ndarray, ridge: float = 1.0) -> float:

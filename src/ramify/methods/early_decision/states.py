@@ -13,12 +13,15 @@ from safetensors.numpy import save_file
 
 from ramify.base.errors import UserError
 from ramify.base.files import whole_file
+from ramify.base.progress import SILENT, Progress
 from ramify.engine.hidden import FINAL, collect, hop
 from ramify.engine.local import LocalModel
 from ramify.methods.early_decision.probe import (
     SHUFFLES,
     STATE_A,
     TABLE,
+    Probed,
+    Ranked,
     corrected,
     folds_of,
     near_duplicates,
@@ -27,9 +30,9 @@ from ramify.methods.early_decision.probe import (
     shuffled_labels,
     too_few,
 )
-from ramify.methods.early_decision.record import Study
-from ramify.methods.early_decision.report import probe_verdict, valley_verdict
-from ramify.methods.early_decision.separability import logit_measures, mahalanobis, valley
+from ramify.methods.early_decision.record import PROBE, VALLEY, Study, StudyTrace
+from ramify.methods.early_decision.results import ProbeAlong, ProbedState, ProbedStates, ValleyFound
+from ramify.methods.early_decision.separability import LogitDistances, logit_measures, mahalanobis, valley
 from ramify.methods.early_decision.settings import At, ProbeConfig, ValleyConfig
 from ramify.methods.early_decision.thinking import Thinking
 from ramify.model.protocol import Model
@@ -46,14 +49,14 @@ KEPT: Literal["float16"] = "float16"
 class Captured:
     """States (N, P, K, D) of the labelled traces that are long enough, in the study's order, and their rows."""
 
-    rows: list[dict[str, Any]]
+    rows: list[StudyTrace]
     states: np.ndarray
     skipped: int
 
     @property
     def y(self) -> np.ndarray:
         """Outcomes bool (N,)."""
-        return np.array([row["outcome"] for row in self.rows], bool)
+        return np.array([row.outcome for row in self.rows], bool)
 
 
 def capture(
@@ -73,18 +76,18 @@ def capture(
     if not isinstance(model, LocalModel):
         raise UserError(f"hidden states need a model in this process; '{model.identity.name}' is on an endpoint")
     every = study.labelled()
-    rows = [row for row in every if len(row["thinking"]) >= SHORTEST]
+    rows = [row for row in every if len(row.thinking) >= SHORTEST]
     if not rows:
         raise UserError(f"{study.folder} holds no labelled trace with {SHORTEST} thinking tokens")
     ids, where = list[Any](), list[list[int]]()
     for row in rows:
-        prompt = study.prompts[row["prompt"]]["prompt_ids"]
+        prompt = study.prompts[row.prompt].prompt_ids
         start = len(thinking.marks.start(prompt))
-        ids.append(thinking.closed(prompt, row["thinking"], row["closed"]).tokens)
+        ids.append(thinking.closed(prompt, row.thinking, row.closed).tokens)
         spread = {"h0": [start], "state_a": [start - 1], "prompt": [*hop(len(prompt), ANCHORS), start]}
-        where.append(spread[at] if at != "hop" else (start + hop(len(row["thinking"]), points)).tolist())
+        where.append(spread[at] if at != "hop" else (start + hop(len(row.thinking), points)).tolist())
     file = study.folder / f"states-{at}.safetensors"
-    made = {"traces": [row["key"] for row in rows], "layers": list(layers), "points": len(where[0])}
+    made = {"traces": [row.key for row in rows], "layers": list(layers), "points": len(where[0])}
     made |= {"model": model.identity.weights, "dtype": dtype}
     if file.is_file():
         with safe_open(file, "np") as kept:
@@ -96,31 +99,31 @@ def capture(
     return Captured(rows, states, len(every) - len(rows))
 
 
-def probe_stage(study: Study, model: Model, thinking: Thinking, config: ProbeConfig) -> dict[str, Any]:
-    """Probes at each position and layer with every control; stored as the run's finding.
+def probe_stage(study: Study, model: Model, thinking: Thinking, config: ProbeConfig, progress: Progress = SILENT) -> ProbedStates:
+    """Probes at each position and layer with every control, which the run keeps.
     Raises UserError where ``shuffles`` are too few."""
     if 0 < config.shuffles < SHUFFLES:
         raise UserError(f"--shuffles {config.shuffles} is too few for a null: take at least {SHUFFLES}, or 0 for none")
-    found: list[dict[str, Any]] = []
-    results = []
+    places: list[tuple[At, int, int, int]] = []
+    results: list[Probed] = []
     for at in config.at:
         got = capture(study, model, thinking, at, config.layers, dtype=KEPT)
-        names = [row["prompt"] for row in got.rows]
-        prompts = [study.prompt_text(name) for name in names]
-        texts = {"prompt words": prompts}
+        prompts = [study.prompts[row.prompt] for row in got.rows]
+        texts = {"prompt_words": [one.text for one in prompts]}
         if at == "h0":
-            texts["first token"] = [thinking.text(row["thinking"][:1]) for row in got.rows]
-        pools = [study.pool(name) for name in names]
-        others: dict[str, Sequence[Any]] = {"near-duplicate prompts": near_duplicates(prompts).tolist()}
-        given = [study.prompts[name]["data"].get("source") for name in names]
+            texts["first_token"] = [thinking.text(row.thinking[:1]) for row in got.rows]
+        pools = [one.pool for one in prompts]
+        others: dict[str, Sequence[Any]] = {"near_duplicate_prompts": near_duplicates(texts["prompt_words"]).tolist()}
+        given = [one.source for one in prompts]
         sources = None if None in given else given
         if sources is not None:
-            others["prompt sources"] = sources
+            others["prompt_sources"] = sources
+        progress.begin(len(results) + got.states.shape[1] * got.states.shape[2], len(results), f"probe {at}", "probes")
         for position, k in np.ndindex(got.states.shape[1:3]):
-            result = probe(
+            found = probe(
                 got.states[:, position, k].astype(np.float32),
                 got.y,
-                names,
+                [one.id for one in prompts],
                 recipe=STATE_A if at == "state_a" else TABLE,
                 pools=pools if any(pools) else None,
                 sources=sources,
@@ -128,35 +131,44 @@ def probe_stage(study: Study, model: Model, thinking: Thinking, config: ProbeCon
                 other_groups=others,
                 shuffles=config.shuffles,
             )
-            results.append(result)
-            found.append({"at": at, "place": position, "layer": config.layers[k], "skipped": got.skipped, **result.to_json()})
-    for one, ps in zip(found, corrected(results), strict=True):
-        for pool in one["pools"]:
-            pool["p_corrected"] = ps.get(pool["pool"])
-    study.conclude("probe", probe_verdict(found)["verdict"], found, config.to_json())
-    return {"probes": found}
+            results.append(found)
+            places.append((at, position, config.layers[k], got.skipped))
+            progress.at(len(results))
+    probed = [ProbedState.of(*place, one) for place, one in zip(places, corrected(results), strict=True)]
+    result = ProbedStates.of(probed)
+    least = [min((pool for pool in one.pools if pool.p_corrected is not None), key=_corrected, default=None) for one in probed]
+    study.conclude(PROBE, result, [one for one in least if one is not None], config.to_json())
+    return result
 
 
-def valley_stage(study: Study, model: Model, thinking: Thinking, config: ValleyConfig) -> dict[str, Any]:
-    """J and a probe at every position, with the floor of the one and shuffled labels for the other; stored as the run's
-    finding."""
+def _corrected(pool: Ranked) -> float:
+    return 1.0 if pool.p_corrected is None else pool.p_corrected
+
+
+def valley_stage(
+    study: Study, model: Model, thinking: Thinking, config: ValleyConfig, progress: Progress = SILENT
+) -> ValleyFound:
+    """J and a probe at every position, with the floor of the one and shuffled labels for the other, which the run keeps."""
     got = capture(study, model, thinking, "hop", (FINAL,), config.points, "float16")
-    names, y, x = [row["prompt"] for row in got.rows], got.y, got.states[:, :, 0]
-    record: dict[str, Any] = {"skipped": got.skipped, "n": len(y), "textbook": config.textbook, "reason": too_few(y)}
-    if not record["reason"]:
-        record |= {"valley": valley(x.astype(np.float32), y, names, samples=config.samples).to_json()}
+    names, y, x = [row.prompt for row in got.rows], got.y, got.states[:, :, 0]
+    about = got.skipped, len(y), config.textbook
+    result = ValleyFound.of(*about, too_few(y))
+    if not result.reason:
+        found = valley(x.astype(np.float32), y, names, samples=config.samples)
         folds = folds_of(y, names)
-        pools = [study.pool(name) for name in names]
+        pools = [study.prompts[name].pool for name in names]
         both = np.stack([y, *shuffled_labels(y, names, folds, pools, 1, study.config.seed)])
-        probes: dict[str, list[Any]] = {"auroc": [], "shuffled": [], "mahalanobis": []}
+        progress.begin(config.points, 0, "probe", "positions")
+        areas: list[tuple[float | None, float | None, float]] = []
+        distances: list[LogitDistances] = []
         for p in range(config.points):
             here = x[:, p].astype(np.float32)
             scores, shuffled = out_of_fold(here, both, folds, TABLE)
-            probes["auroc"].append(auroc(scores, y))
-            probes["shuffled"].append(auroc(shuffled, both[1]))
-            probes["mahalanobis"].append(mahalanobis(here, y))
-            for name, value in logit_measures(scores, y, config.textbook).items():
-                probes.setdefault(name, []).append(value if np.isfinite(value) else None)
-        record["probe"] = probes
-    study.conclude("valley", valley_verdict(record)["verdict"], record, config.to_json())
-    return record
+            areas.append((auroc(scores, y), auroc(shuffled, both[1]), mahalanobis(here, y)))
+            distances.append(logit_measures(scores, y, config.textbook))
+            progress.at(p + 1)
+        finite = [[value if np.isfinite(value) else None for value in one] for one in distances]
+        result = ValleyFound.of(*about, "", found, ProbeAlong(*zip(*areas, strict=True), *zip(*finite, strict=True)))
+    evidence = result.valley and {"depth": result.valley.depth, "depth_interval": result.valley.depth_interval}
+    study.conclude(VALLEY, result, evidence, config.to_json())
+    return result

@@ -3,94 +3,160 @@ every stage continues where it stopped."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
+from ramify.base.config import Config
 from ramify.base.errors import RamifyError, UserError, nearest
-from ramify.base.files import write_whole
+from ramify.base.progress import Progress
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.engine.named import find_model, find_sampled
-from ramify.kit import DryRun, Json, Trust, Verbs, argument, option
-from ramify.methods import early_decision
+from ramify.kit import Trust, Verbs, argument, only_for, option
 from ramify.methods.early_decision.guards import ChunkGuard, Reminder, SelfCheck
 from ramify.methods.early_decision.judges import find_jury, find_stance_judge
 from ramify.methods.early_decision.record import Study, StudyConfig
 from ramify.methods.early_decision.report import (
     ReportConfig,
     build,
-    compare,
-    conclude,
-    continuation_verdict,
-    html,
-    oscillation_verdict,
-    probe_verdict,
-    valley_verdict,
+    conclude_continuation,
+    conclude_turns,
+    forced,
+    shares,
+    statuses,
+)
+from ramify.methods.early_decision.results import (
+    Continued,
+    ProbedStates,
+    SampledStudy,
+    Spent,
+    StudyReport,
+    StudySource,
+    TurnsMeasured,
+    ValleyFound,
 )
 from ramify.methods.early_decision.run import (
     ContinueConfig,
+    GivenTrace,
     OscillateConfig,
     adopt,
     continuations,
     oscillations,
     rollout,
 )
+from ramify.methods.early_decision.settings import ProbeConfig, ValleyConfig
 from ramify.methods.early_decision.thinking import Marks, Thinking, split_text
 from ramify.model.protocol import Sampling
-from ramify.render.terminal import emit, progress, say
-from ramify.render.text import table
 from ramify.rollout.components import check_trust
 from ramify.rollout.sampler import Sampler
-from ramify.rollout.token_traces import read_problems
+from ramify.rollout.token_traces import TokenProblem, read_problems
 from ramify.score.judge import Jury
 from ramify.trace.connect import holds_run
-from ramify.trace.lines import at_place, field, read_lines
+from ramify.trace.lines import at_place, read_rows
 
 app = Verbs("early-decision", help="When in a thinking trace was the outcome decided, and does the rest matter?")
 RunPath = Annotated[Path, argument(metavar="RUN", help="A folder that `ramify early-decision run` made.")]
+C = TypeVar("C", bound=Config)
 
 
-def _sampler(config: StudyConfig) -> tuple[Sampler, Thinking, Any]:
-    """What samples, how it thinks, and the model's chat template.
-    Raises NeedsError on a chat endpoint before any request is sent."""
-    model, tokenizer, template = find_sampled(config.model)
-    sampling = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
-    stops = () if template is None else tuple(template.stop_tokens)
-    answering = Sampling(config.temperature, config.top_p, config.top_k, config.answer_tokens, stops)
-    marks = Marks.of(tokenizer, config.open, config.close, config.primer)
-    guard: ChunkGuard | None = None
-    if config.guard != "none":
-        guard = Reminder(tokenizer, marks, config.reminder) if config.guard == "reminder" else SelfCheck(tokenizer)
-    thinking = Thinking(model, tokenizer, marks, sampling, answering, force=config.force)
-    return Sampler(model, config.seed, policy=guard), thinking, template
+class ProbeOptions(ValleyConfig, ProbeConfig):
+    """What is probed, and how."""
 
 
-def _opened(path: Path, ties: bool = False, trust: bool = False) -> tuple[Study, Sampler, Thinking, Jury]:
+class ForkOptions(OscillateConfig, ContinueConfig):
+    """Where traces are cut, and what is sampled there."""
+
+
+def _chosen(options: Config, choice: str, of: type[C]) -> C:
+    """The settings of a choice. Raises UserError where another's were given."""
+    only_for(choice, **dict.fromkeys(sorted(options.model_fields_set - of.model_fields.keys()), True))
+    return of(**{name: getattr(options, name) for name in of.model_fields})
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What samples, how it thinks, who judges."""
+
+    sampler: Sampler
+    thinking: Thinking
+    template: Any
+    jury: Jury
+
+    @classmethod
+    def of(cls, config: StudyConfig, ties: bool = False) -> _Parts:
+        """Those that the settings name. Raises NeedsError on a chat endpoint before any request is sent."""
+        if not config.label:
+            raise UserError("--label names who judges the answer: regex:PATTERN, FILE.py:FUNCTION or judge:MODEL")
+        jury = find_jury(config.label, find_model, ties or config.ties == "yes")
+        model, tokenizer, template = find_sampled(config.model)
+        sampling = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
+        stops = () if template is None else tuple(template.stop_tokens)
+        answering = Sampling(config.temperature, config.top_p, config.top_k, config.answer_tokens, stops)
+        marks = Marks.of(tokenizer, config.open, config.close, config.primer)
+        guard: ChunkGuard[Any] | None = None
+        if config.guard != "none":
+            guard = Reminder(tokenizer, marks, config.reminder) if config.guard == "reminder" else SelfCheck(tokenizer)
+        thinking = Thinking(model, tokenizer, marks, sampling, answering, force=config.force)
+        return cls(Sampler(model, config.seed, policy=guard), thinking, template, jury)
+
+    @property
+    def source(self) -> StudySource:
+        """As a study keeps it."""
+        identity = self.sampler.identity
+        return StudySource(identity.name, identity.weights, tuple(self.jury.names))
+
+    @property
+    def spent(self) -> Spent:
+        """By purpose."""
+        return self.sampler.ledger.spent
+
+    def caveats(self) -> Iterator[str]:
+        """What failed, and what judges cost."""
+        if self.sampler.failed:
+            failed = plural(self.sampler.failed, "sample")
+            yield f"{failed} failed ({self.sampler.first_failure}); the same command tries them again"
+        if self.sampler.ledger.spent.get("judge", {}).get("calls"):
+            yield f"spent on {self.sampler.ledger}"
+        for name, why in self.jury.failed.items():
+            yield f"the judge {name} failed: {why}; answers without a vote are tried again by the same command"
+
+
+def _opened(path: Path, ties: bool = False, trust: bool = False) -> tuple[Study, _Parts]:
     """The study, open for writing, and what its settings name.
     Those of a foreign run are a third party's words (see ``--trust``)."""
     with Study.open(path) as study:
         config, source = study.config, study.source
         check_trust(study.run, trust)
-    sampler, thinking, _ = _sampler(config)
-    if source.get("weights") != sampler.identity.weights:
+    parts = _Parts.of(config, ties)
+    if source.weights != parts.source.weights:
         raise UserError(f"the traces of {path} are of other weights than '{config.model}' has now")
-    jury = _jury(config, ties)
-    return Study.open(path, write=True), sampler, thinking, jury
+    return Study.open(path, write=True), parts
 
 
-def _jury(config: StudyConfig, ties: bool = False) -> Jury:
-    if not config.label:
-        raise UserError("--label names who judges the answer: regex:PATTERN, FILE.py:FUNCTION or judge:MODEL")
-    return find_jury(config.label, find_model, ties or config.ties == "yes")
+def _problems(path: Path, parts: _Parts) -> list[TokenProblem]:
+    return read_problems(path, parts.template, ("prompt", "pool", "source", "slice"))
 
 
-@app.verb("run", settings=StudyConfig)
+def _sampling(options: StudyConfig, prompts: Path, out: Path) -> dict[str, int]:
+    """What is to be sampled."""
+    parts = _Parts.of(options)
+    problems = _problems(prompts, parts)
+    total, done = len(problems) * len(options.modes) * options.k, 0
+    if holds_run(out):
+        with Study.begin(out, options, problems, parts.source) as known:
+            done = len(known.traces)
+    return {"traces": total, "missing": total - done}
+
+
+@app.study("run", settings=StudyConfig, plan=_sampling, unit="traces")
 def run_(
     options: StudyConfig,
     prompts: Annotated[Path, option(metavar="FILE", help="JSON lines: id, prompt or prompt_ids, pool, source, slice.")],
     out: Annotated[Path, option(metavar="RUN", help="Folder to make, or to continue with.")],
+    bar: Progress,
     traces: Annotated[
         Path | None,
         option(
@@ -98,245 +164,135 @@ def run_(
             help="Traces sampled elsewhere, JSON lines: prompt_id, thinking, response; or a response with its thinking tags.",
         ),
     ] = None,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Sample traces with and without thinking and label their answers. The same command continues an interrupted run."""
-    jury = _jury(options)
-    sampler, thinking, template = _sampler(options)
-    problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
+) -> SampledStudy:
+    """Sample traces with and without thinking and label their answers."""
+    parts = _Parts.of(options)
+    problems = _problems(prompts, parts)
     given = [] if traces is None else _given(traces, {problem.id for problem in problems}, options)
-    total = len(problems) * len(options.modes) * options.k
-    source = {"model": sampler.identity.name, "weights": sampler.identity.weights, "voters": jury.names}
-    if dry_run:  # a cost estimate decides nothing
-        done = 0
-        if holds_run(out):
-            with Study.begin(out, options, problems, source) as known:
-                done = len(known.traces)
-        _show({"traces": total, "missing": total - done, "out": str(out)}, as_json)
-        return
-    with Study.begin(out, options, problems, source) as study:
+    with Study.begin(out, options, problems, parts.source) as study:
         if given:
-            wait_for(adopt(study, given, thinking.tokenizer, sampler, jury))  # type: ignore[arg-type]
+            wait_for(adopt(study, given, parts.thinking, parts.sampler, parts.jury))
         else:
-            _work("run", "traces", total, out, as_json, lambda advance: rollout(study, sampler, thinking, jury, advance))
-        record, there = build(study), len(study.traces)
-    status = {"traces": record["traces"], "forced": record["forced"], "failed": sampler.failed, "pools": record["pools"]}
-    rows = [
-        [mode, pool, value["k"], value["n"], value["value"]]
-        for mode, pools in record["pools"].items()
-        for pool, value in pools.items()
-        if isinstance(value, dict)
-    ]
-    counted = ", ".join(f"{n} {name}" for name, n in record["traces"].items())
-    emit(
-        status | _spent(sampler) | {"out": str(out)},
-        as_json,
-        table(["mode", "pool", "yes", "labelled", "share"], rows) + f"\n\ntraces: {counted}",
-    )
-    _warn(sampler, jury)
-    if not there:
-        raise RamifyError(f"no trace could be sampled: {sampler.first_failure or 'all voters failed'}")
+            wait_for(rollout(study, parts.sampler, parts.thinking, parts.jury, bar))
+        if not study.traces:
+            raise RamifyError(f"no trace could be sampled: {parts.sampler.first_failure or 'all voters failed'}")
+        found = statuses(study), forced(study), shares(study)
+    return SampledStudy(*found, out, parts.sampler.failed, parts.spent, caveats=tuple(parts.caveats()))
 
 
-def _given(path: Path, known: set[str], options: StudyConfig) -> list[dict[str, Any]]:
-    """Traces sampled elsewhere; a raw reply is split at its thinking tags. Raises UserError naming file, line and field."""
+@dataclass(frozen=True)
+class GivenReply:
+    """A trace sampled elsewhere, as its file has it."""
+
+    prompt_id: str
+    thinking: str | None = None
+    response: str = ""
+
+
+def _given(path: Path, known: set[str], options: StudyConfig) -> list[GivenTrace]:
+    """Traces sampled elsewhere; a raw reply is split at its thinking tags. Raises UserError naming file, place and field."""
     rows = []
-    for number, record in read_lines(path):
-        with at_place(f"{path}:{number}"):
-            prompt, response = field(record, "prompt_id", str, "the trace"), field(record, "response", str, "the trace", "")
-            both = split_text(response, options.open, options.close)  # None where the response is the answer alone
-            thinking = field(record, "thinking", str, "the trace", *(() if both is None else ("",)))
-            if both is not None:
-                if thinking and both[0].strip():
-                    raise UserError(
-                        "the trace: 'response' holds thinking too; leave 'thinking' out, or take it out of 'response'"
-                    )
-                thinking, response = thinking or both[0], both[1]
-            row = {"prompt": prompt, "thinking": thinking, "response": response}
-            if row["prompt"] not in known:
-                raise UserError(f"'prompt_id' names no prompt '{row['prompt']}' ({nearest(row['prompt'], known)})")
-            rows.append(row)
+    for number, line in enumerate(read_rows(path, GivenReply), 1):
+        with at_place(f"{path}, trace {number}"):
+            both = split_text(line.response, options.open, options.close)  # None where the response is the answer alone
+            if both is None and line.thinking is None:
+                raise UserError("'thinking' is missing")
+            if line.thinking and both is not None and both[0].strip():
+                raise UserError("'response' holds thinking too; leave 'thinking' out, or take it out of 'response'")
+            thinking, response = ("", line.response) if both is None else both
+            if line.prompt_id not in known:
+                raise UserError(f"'prompt_id' names no prompt '{line.prompt_id}' ({nearest(line.prompt_id, known)})")
+            rows.append(GivenTrace(line.prompt_id, line.thinking or thinking, response))
     if not rows:
         raise UserError(f"{path} holds no trace")
     return rows
 
 
-@app.verb("probe", settings=lambda: early_decision.ProbeConfig)
-def probe_(options: early_decision.ProbeConfig, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
-    """Probe hidden states before and at the first thinking token for the outcome, compared with every control."""
-    study, sampler, thinking, _ = _opened(run, trust=trust)
-    with study, progress("probe", as_json=as_json, kept="nothing was written"):
-        found = early_decision.probe_stage(study, sampler.model, thinking, options)
-    verdict = probe_verdict(found["probes"])
-    rows = [
-        [
-            one["at"],
-            one["place"],
-            one["layer"],
-            pool["pool"],
-            pool["n"],
-            pool["auroc"],
-            str(pool["interval"] or pool["reason"]),
-            pool["balanced"],
-            pool["null"],
-            pool["p_corrected"],
-            *(pool["controls"].get(name) for name in ("prompt words", "first token")),
-        ]
-        for one in found["probes"]
-        for pool in one["pools"]
-    ]
-    columns = [
-        "at",
-        "place",
-        "layer",
-        "pool",
-        "n",
-        "AUROC",
-        "95 % interval",
-        "BAcc",
-        "shuffled 95 %",
-        "p corrected",
-        "prompt words",
-        "first token",
-    ]
-    emit(found | verdict, as_json, table(columns, rows) + f"\n\n{verdict['verdict']}")
+Probes = Annotated[
+    Literal["states", "valley"],
+    argument("WHAT", "states: before and at the first thinking token; valley: separability along all of it, with a probe."),
+]
 
 
-@app.verb("valley", settings=lambda: early_decision.ValleyConfig)
-def valley_(options: early_decision.ValleyConfig, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
-    """Separability of the outcomes along the thinking, together with a probe at the same positions."""
-    study, sampler, thinking, _ = _opened(run, trust=trust)
-    with study, progress("valley", as_json=as_json, kept="nothing was written"):
-        record = early_decision.valley_stage(study, sampler.model, thinking, options)
-    verdict = valley_verdict(record)
-    if record["reason"]:
-        emit(record | verdict, as_json, f"no curve; {verdict['verdict']}")
-        return
-    found, probes = record["valley"], record["probe"]
-    at = range(0, options.points, max(1, options.points // 10))
-    rows = [[f"{found['share'][p]:.0%}", found["j"][p], found["floor"][p], probes["auroc"][p], probes["shuffled"][p]] for p in at]
-    shown = table(["at", "J", "floor", "probe AUROC", "shuffled"], rows)
-    emit(record | verdict, as_json, f"{shown}\n\n{verdict['verdict']}")
+def _probing(options: ProbeOptions, run: Path, what: str) -> dict[str, int]:
+    """What is run through the model, and what is fitted."""
+    with Study.open(run) as study:
+        traces = len(study.labelled())
+    if what == "valley":
+        return {"traces": traces, "positions": _chosen(options, what, ValleyConfig).points}
+    config = _chosen(options, what, ProbeConfig)
+    return {"traces": traces * len(config.at), "layers": len(config.layers), "labellings": 1 + config.shuffles}
 
 
-@app.verb("continue", settings=ContinueConfig)
+@app.study("probe", settings=ProbeOptions, plan=_probing, run="run", keeps=False)
+def probe_(
+    options: ProbeOptions, run: RunPath, bar: Progress, what: Probes = "states", trust: Trust = False
+) -> ProbedStates | ValleyFound:
+    """Can the outcome be read off hidden states? Probes with every control, or how far outcomes lie apart along the thinking."""
+    from ramify.methods.early_decision import states  # with torch, which help does not need
+
+    if what == "valley":
+        config = _chosen(options, what, ValleyConfig)
+        study, parts = _opened(run, trust=trust)
+        with study:
+            return states.valley_stage(study, parts.sampler.model, parts.thinking, config, bar)
+    chosen = _chosen(options, what, ProbeConfig)
+    study, parts = _opened(run, trust=trust)
+    with study:
+        return states.probe_stage(study, parts.sampler.model, parts.thinking, chosen, bar)
+
+
+Places = Annotated[
+    Literal["shares", "turns"],
+    argument("WHERE", "shares: after shares of the thinking; turns: where its stance turns, rated by --judges."),
+]
+
+
+def _continuing(options: ForkOptions, run: Path, where: str) -> dict[str, int]:
+    """What is sampled at most."""
+    with Study.open(run) as study:
+        if where == "turns":
+            return _chosen(options, where, OscillateConfig).cost_estimate(study)
+        return _chosen(options, where, ContinueConfig).cost_estimate(study)
+
+
+@app.study("continue", settings=ForkOptions, plan=_continuing, run="run", keeps=False)
 def continue_(
-    options: ContinueConfig, run: RunPath, dry_run: DryRun = False, trust: Trust = False, as_json: Json = False
-) -> None:
-    """Cut the thinking and continue: close at once (the paper's), or think on to the end; the two are never mixed."""
-    if dry_run:
-        with Study.open(run) as study:
-            _show(options.cost_estimate(study), as_json)
-        return
-    study, sampler, thinking, jury = _opened(run, trust=trust)
+    options: ForkOptions, run: RunPath, bar: Progress, where: Places = "shares", trust: Trust = False
+) -> Continued | TurnsMeasured:
+    """Cut the thinking and continue: does the rest of it matter?
+
+    After shares of the thinking: close at once (the paper's), or think on to the end; the two are never mixed. At turns: rate
+    stances along the thinking, cut where they turn, and test whether the answer differs before and after the turn.
+    """
+    if where == "turns":
+        return _turns(_chosen(options, where, OscillateConfig), run, trust, bar)
+    config = _chosen(options, where, ContinueConfig)
+    study, parts = _opened(run, trust=trust)
     with study:
-        total = options.cost_estimate(study)["prefixes"]
-        _work(
-            "continue",
-            "prefixes",
-            total,
-            run,
-            as_json,
-            lambda advance: continuations(study, sampler, thinking, jury, options, advance),
-        )
-        found = conclude(study, options.to_json())["continuation"]
-    columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
-    rows = [
-        [part, way, *(point[name] for name in columns)]
-        for part, curves in (found or {"curves": {}})["curves"].items()
-        for way, points in curves.items()
-        for point in points
-    ]
-    verdict = continuation_verdict(found or {"open_fall": None})
-    emit(
-        {"continuation": found} | verdict | _spent(sampler),
-        as_json,
-        table(["of", "way", *columns], rows) + f"\n\n{verdict['verdict']}",
-    )
-    _warn(sampler, jury)
+        wait_for(continuations(study, parts.sampler, parts.thinking, parts.jury, config, bar))
+        found = conclude_continuation(study, config.to_json(), parts.spent)
+    return replace(found, caveats=tuple(parts.caveats()))
 
 
-@app.verb("oscillate", settings=OscillateConfig)
-def oscillate_(
-    options: OscillateConfig,
-    run: RunPath,
-    ties: Annotated[
-        bool, option("--ties-refuse", help="Half of the votes at a cut make a yes, as in the paper's cut analysis.")
-    ] = False,
-    dry_run: DryRun = False,
-    trust: Trust = False,
-    as_json: Json = False,
-) -> None:
-    """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and after the turn."""
-    if dry_run:
-        with Study.open(run) as study:
-            _show(options.cost_estimate(study), as_json)
-        return
-    if not options.judges:
+def _turns(config: OscillateConfig, run: Path, trust: bool, bar: Progress) -> TurnsMeasured:
+    if not config.judges:
         raise UserError("--judges names who rates stances: judge:MODEL or FILE.py:FUNCTION, three in the paper")
-    judges = [find_stance_judge(spec, find_model) for spec in options.judges]
-    study, sampler, thinking, jury = _opened(run, ties, trust)
+    judges = [find_stance_judge(spec, find_model) for spec in config.judges]
+    study, parts = _opened(run, config.ties_refuse, trust)
     with study:
-        total = options.cost_estimate(study)["traces"]
-        rated, _ = _work(
-            "oscillate",
-            "traces",
-            total,
-            run,
-            as_json,
-            lambda advance: oscillations(study, sampler, thinking, jury, judges, options, advance),
-        )
-        found = conclude(study, options.to_json())["oscillation"]
-        unrated = sum(bool(row["thinking"]) and row["key"] not in rated for row in study.prefixes(options.traces))
-    shown = table(["figure", "value"], [[name, str(value)] for name, value in (found or {}).items()])
-    verdict = oscillation_verdict(found)
-    emit({"oscillation": found, "unrated": unrated} | verdict | _spent(sampler), as_json, f"{shown}\n\n{verdict['verdict']}")
-    if unrated:
-        say(f"warning: {plural(unrated, 'trace')} left out, rated by no judge; the same command tries them again")
-    _warn(sampler, jury)
+        unrated = wait_for(oscillations(study, parts.sampler, parts.thinking, parts.jury, judges, config, bar))
+        found = conclude_turns(study, config.to_json(), unrated, parts.spent)
+    return replace(found, caveats=(*found.caveats, *parts.caveats()))
 
 
-@app.verb("report", settings=ReportConfig)
+@app.verb("report", settings=ReportConfig, keeps="run")
 def report_(
     options: ReportConfig,
     run: RunPath,
     against: Annotated[Path | None, option(metavar="BASE", help="The same prompts without a defence, to compare with.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Put all stages together: RUN/report.json, and RUN/report.html for a browser."""
-    with Study.open(run) as study:
-        record = build(study, options)
-    sentences = "".join(f"{name}: {one['verdict']}\n" for name, one in record["verdicts"].items())
-    text = f"{sentences}{run / 'report.html'} and {run / 'report.json'} are written"
-    if against is not None:
-        with Study.open(against) as base, Study.open(run) as study:
-            record["defence"] = compare(base, study)
-        before, after = record["defence"]["base"], record["defence"]["treated"]
-        rows = [[name, before[name], after[name]] for name in before]
-        text = table(["figure", "base", "run"], rows) + f"\n\nthe defence {record['defence']['verdict']}; {text}"
-    write_whole(run / "report.json", json.dumps(record, indent=1) + "\n")
-    write_whole(run / "report.html", html(record))
-    emit(record, as_json, text)
-
-
-def _work(title: str, unit: str, total: int, run: Path, as_json: bool, work: Callable[[Callable[[int], None]], Any]) -> Any:
-    with progress(title, total, unit, as_json, kept=f"what was sampled is kept in {run}: the same command continues") as bar:
-        return wait_for(work(bar.at))
-
-
-def _show(record: dict[str, Any], as_json: bool) -> None:
-    emit(record, as_json, table(["cost estimate", ""], list(record.items())))
-
-
-def _spent(sampler: Sampler) -> dict[str, Any]:
-    return {"spent": sampler.ledger.to_json()["spent"]}
-
-
-def _warn(sampler: Sampler, jury: Jury) -> None:
-    if sampler.failed:
-        say(f"warning: {plural(sampler.failed, 'sample')} failed ({sampler.first_failure}); the same command tries them again")
-    if sampler.ledger.spent.get("judge", {}).get("calls"):
-        say(f"spent on {sampler.ledger}")
-    for name, why in jury.failed.items():
-        say(f"warning: the judge {name} failed: {why}; answers without a vote are tried again by the same command")
+) -> StudyReport:
+    """Put all stages together; `ramify show RUN --html FILE` has it as a page with its pictures."""
+    with ExitStack() as stack:
+        base = None if against is None else stack.enter_context(Study.open(against))
+        return build(stack.enter_context(Study.open(run)), options, base)
