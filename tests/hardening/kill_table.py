@@ -61,6 +61,7 @@ VERBS: tuple[Verb, ...] = (
         "early-decision continue study turns --judges '[\"{parts}:make_judge\"]' --answers 2 --traces 2 --limit 40 --least 5 "
         "--json",
         after="early-decision run",
+        name="early-decision turns",
     ),
     Verb(
         "diagnose run --repo {in}/shop --issue {in}/issue.md --out found --case case.json --json",
@@ -136,7 +137,11 @@ VERBS: tuple[Verb, ...] = (
     Verb(DRAFTER.format("calibrate", "drafter --n 12 --tokens 12"), after="dspark train"),
     Verb(DRAFTER.format("profile", "drafter --loads 1,2 --repeats 3"), after="dspark train", timed=("drafter/profile.json",)),
     Verb("early-decision probe study --layers 0 --at h0 --shuffles 199 --json", after="early-decision run"),
-    Verb("early-decision probe study valley --points 6 --samples 20 --json", after="early-decision run"),
+    Verb(
+        "early-decision probe study valley --points 6 --samples 20 --json",
+        after="early-decision run",
+        name="early-decision valley",
+    ),
     Verb("early-decision report study --json", after="early-decision continue"),
     Verb(f"forensics init case --env {ORGANISM}:environment --model {ORGANISM}:tedious", once="case/case.toml"),
     Verb("forensics ach case --json", after="forensics counterfactual"),

@@ -402,7 +402,9 @@ async def oscillations(
     """
     if thinking.tokenizer is None:
         raise UserError("stances are read off text, and this model has no tokenizer")
-    traces = [_Chunked.of(trace, thinking, config) for trace in study.prefixes(config.traces) if trace.thinking]
+    chosen = [trace for trace in study.prefixes(config.traces) if trace.thinking]
+    progress.begin(len(chosen), 0, unit="traces")
+    traces = [_Chunked.of(trace, thinking, config) for trace in chosen]
     if traces and max(len(one.spans) for one in traces) < 2 and not study.rated:
         raise UserError(
             f"no stance can turn: each of {plural(len(traces), 'trace')} is one chunk or none; chunks are sentences and lines, "
@@ -412,7 +414,6 @@ async def oscillations(
     names = ("judges", "show_prompt", "limit", "least", "before", "after")
     study.settle(RatingSettings(**{name: getattr(config, name) for name in names}, ties_refuse=bool(jury.ties)))
     forks = CutForks(study, sampler, thinking, jury)
-    progress.begin(len(traces), 0, unit="traces")
     return sum(await gathered([_oscillated(forks, one, judges, config) for one in traces], progress))
 
 
