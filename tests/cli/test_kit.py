@@ -174,9 +174,9 @@ def test_help_shows_what_a_verb_takes(capsys: pytest.CaptureFixture) -> None:
 
 def test_an_option_of_another_choice_is_refused() -> None:
     kit.only_for("copy", out=None, force=False)
-    with pytest.raises(UserError, match="^copy takes no --dry-run$"):
+    with pytest.raises(UserError, match="copy takes no --dry-run"):
         kit.only_for("copy", out=None, dry_run=True)
-    with pytest.raises(UserError, match="^copy takes no --count$"):
+    with pytest.raises(UserError, match="copy takes no --count"):
         kit.only_for("copy", count=0)
 
 
