@@ -10,7 +10,8 @@ import random
 import sys
 from pathlib import Path
 
-from ramify.methods.orchestrator import ModelPool, PoolWorker, TurnRouter, collect, headroom
+from ramify.methods.orchestrator import ModelPool, PoolWorker, TurnRouter, collect
+from ramify.methods.orchestrator.table import headroom
 from ramify.score.judge import find_judge
 from ramify.trace.message import Message
 
@@ -36,10 +37,10 @@ def main(tasks=None, judge="exact", *models):
     pool = ModelPool([PoolWorker(name, model) for name, model in named])
     table = collect(pool, tasks or list(made_up()), find_judge(judge), Path("table"), n=6)
     found = headroom(table)
-    for row in found["workers"]:
-        print(f"{row['worker']}: {row['mean']:.2f}, failures {row['failures'] or 'none'}")
-    print(found["says"])
-    if not found["worth"]:
+    for row in found.workers:
+        print(f"{row.worker}: {row.mean:.2f}, failures {row.failures or 'none'}")
+    print(found.says)
+    if not found.worth:
         return
     router = TurnRouter.from_backbone("builtin", pool.names)
     print(router.fit(table))

@@ -87,8 +87,7 @@ def test_help_of_what_trains_needs_no_torch(slim: Slim) -> None:
     """So the settings of a verb are apart from the code that uses them."""
     verbs = [
         "improve",
-        "orchestrator evolve",
-        "orchestrator train-router",
+        "orchestrator train",
         "dspark train",
         "crosscoder train",
         "crosscoder show",

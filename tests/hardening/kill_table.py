@@ -94,15 +94,16 @@ VERBS: tuple[Verb, ...] = (
     Verb("governance attack --budget 20 " + GRID),
     Verb(f"orchestrator collect {POOL} {ASKED} --n 5 --out run --json"),
     Verb(
-        f"orchestrator evolve router --pool {POOL} {ASKED} --judge exact --generations 3 --size 4 --episodes 4 --check 4 --run "
-        "evolution "
-        "--out evolved --json",
-        after="orchestrator train-router",
+        f"orchestrator train evolved router --pool {POOL} {ASKED} --judge exact --evolved.generations 3 --evolved.size 4 "
+        "--evolved.episodes 4 --evolved.check 4 --run evolution --out evolved --json",
+        name="orchestrator train-evolved",
+        after="orchestrator train",
         once="evolved",
     ),
     Verb(f"orchestrator eval {POOL} {ASKED} --out run --json"),
     Verb(
-        f"orchestrator run {POOL} what? --composer {{parts}}:plans --out run --json", readers=("orchestrator trace run --json",)
+        f"orchestrator run {POOL} what? --composer {{parts}}:plans --out run --json",
+        readers=("orchestrator show trace run --json",),
     ),
     Verb("world-model record --env household --episodes 4 --turns 3 --out run --json"),
     Verb(
@@ -200,16 +201,17 @@ VERBS: tuple[Verb, ...] = (
     Verb("maze-recovery train --w 3 --k 3 --l 2 --steps 10 --out steps.jsonl --json", old="steps.jsonl"),
     Verb("check method maze-recovery --quick --out counts.json --json", warm=False, timed=("cache/*seconds.json", "counts.json")),
     Verb("repro maze-recovery --quick --out figures.json --json", warm=False, timed=("cache/*seconds.json", "figures.json")),
-    Verb("orchestrator headroom run --json", after="orchestrator collect"),
+    Verb("orchestrator show headroom run --json", name="orchestrator show-headroom", after="orchestrator collect"),
     Verb(
-        "orchestrator train-router run --backbone hf:{in}/tuned --steps 20 --out router --json",
+        "orchestrator train router run --router.backbone hf:{in}/tuned --router.steps 20 --run fitted --out router --json",
         after="orchestrator collect",
         once="router",
     ),
     Verb(
-        f"orchestrator train-composer hf:{{in}}/planner --pool {POOL} {ASKED} --warm 2 --updates 1 --questions 1 --group 2 "
-        "--max-tokens 8 "
-        "--no-shots --out composer --json",
+        f"orchestrator train composer hf:{{in}}/planner --pool {POOL} {ASKED} --composer.warm 2 --composer.updates 1 "
+        "--composer.questions 1 --composer.group 2 --composer.max-tokens 8 --composer.no-shots --run trained "
+        "--out composer --json",
+        name="orchestrator train-composer",
         once="composer",
     ),
     Verb("earned-code-memory export {in}/memory.sqlite --out tools --json"),
@@ -254,9 +256,9 @@ READERS: tuple[Verb, ...] = (
     Verb("graph-credit why {in}/steps.jsonl --task t0 --attempt 1 --step 0 --json"),
     Verb("implicit-advantage report --scores scores --json", after="implicit-advantage score"),
     Verb("judge-evolution show run --json", after="judge-evolution rescore"),
-    Verb(f"orchestrator pool-check {POOL} --json"),
-    Verb("orchestrator trace run --json", after="orchestrator run"),
     Verb("kernel-search diagnose {in}/sum.c:sum --loops --json", name="kernel-search diagnose-loops"),
+    Verb(f"orchestrator collect {POOL} --check --json", name="orchestrator collect-check"),
+    Verb("orchestrator show trace run --json", name="orchestrator show", after="orchestrator run"),
     Verb("kernel-search bench {in}/sum.c {in}/sum.c --pairs 4 --json"),
     Verb("kernel-search diagnose {in}/add.sass --json"),
     Verb("maze-recovery exact --w 3 --k 3 --l 2 --json"),

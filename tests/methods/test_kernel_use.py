@@ -214,7 +214,7 @@ def orchestrated(folder: Path, use: Use) -> None:
         "orchestrator", "orchestrator", "collect", "pool.toml", "--tasks", "asked.jsonl", "--n", 5, "--out", "rewards"
     )
     assert asked["models"] == asked["sampler"] == asked["judged"] == 60
-    use.ran("orchestrator", "orchestrator", "headroom", "rewards")
+    use.ran("orchestrator", "orchestrator", "show", "headroom", "rewards")
 
 
 def audited_by(folder: Path, use: Use) -> None:

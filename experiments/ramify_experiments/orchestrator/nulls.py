@@ -24,7 +24,7 @@ def _worth(rep: Repetition, skill: np.ndarray, groups: np.ndarray | None = None)
                 rows.append(row | ({} if groups is None else {"group": f"g{groups[task]}"}))
     path = rep.folder / "table.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return bool(rep.verb(METHOD, "headroom", str(path))["worth"])
+    return bool(rep.verb(METHOD, "show", "headroom", str(path))["worth"])
 
 
 def _equal(rep: Repetition) -> bool:

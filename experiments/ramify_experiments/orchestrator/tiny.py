@@ -142,7 +142,7 @@ def tiny(seed: int, steps: int = 140, tasks: int = 160, generations: int = 2, fr
         trial = Trial(
             pool,
             _tasks("train", tasks, seed),
-            EvolveRouterConfig(generations=generations, episodes=12, check=48, seed=seed, temperature=1.0, max_tokens=6),
+            EvolveRouterConfig(generations=generations, episodes=12, check=48, temperature=1.0, max_tokens=6),
             find_judge("exact"),
         )
         with Run.create(Path(scratch) / "evolve", {}) as run:
@@ -161,7 +161,7 @@ def tiny(seed: int, steps: int = 140, tasks: int = 160, generations: int = 2, fr
         "routed": float(means[rows, last].mean()),
         "permuted": followed,
         "parameters": router.size,
-        "evolution kept": evolved["kept"],
+        "evolution kept": evolved.kept,
     }
 
 

@@ -125,7 +125,7 @@ def serve_pool(
     exclude: Annotated[
         list[str] | None, option(metavar="WORD", help="A worker's name, or a tag: never asked; repeatable.")
     ] = None,
-    out: Annotated[Path | None, option(metavar="RUN", help="Keep every conversation in this run, for `trace`.")] = None,
+    out: Annotated[Path | None, option(metavar="RUN", help="Keep every conversation in this run, for `show trace`.")] = None,
     host: Annotated[str, option(help="Address to bind; beyond this machine a token is needed.")] = "127.0.0.1",
     port: Annotated[int, option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     token: Annotated[
@@ -139,10 +139,10 @@ def serve_pool(
 
     The first worker that is not excluded, or --best, answers where every other fails, and is served under its own name, too.
     """
+    from ramify.methods.orchestrator.composer import open_composer
     from ramify.methods.orchestrator.middleware import Composed, Routed
     from ramify.methods.orchestrator.pool import read_pool
     from ramify.methods.orchestrator.router import TurnRouter
-    from ramify.methods.orchestrator.verbs import best_named, open_composer
     from ramify.model.protocol import known_capabilities
     from ramify.trace.db import Run
     from ramify.web.api import Api
@@ -154,7 +154,7 @@ def serve_pool(
     made, secret = _secret(token, host)
     held = read_pool(pool)
     allowed = held.available(exclude or ())
-    first = best_named(held, best, allowed) if best else allowed.index(True)
+    first = held.best(best, exclude or ()) if best else allowed.index(True)
     models: dict[str, Model] = {}
     if router is not None:
         models["router"] = Routed(held.models[first]).over(held, TurnRouter.load(router))

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.methods.orchestrator.algorithm import (
     CallEvent,
+    SearchState,
     SepCma,
     Workflow,
     by_group,
@@ -72,7 +74,7 @@ def test_evolution_finds_an_optimum_and_continues_where_it_was() -> None:
     whole = SepCma(np.zeros(12), 0.3, seed=4)
     for at in range(160):
         if at == 37:
-            whole = SepCma.from_json(json.loads(json.dumps(whole.to_json())))
+            whole = SepCma.of(codec.from_json(SearchState, json.loads(json.dumps(codec.to_json(whole.state)))))
         candidates = whole.ask()
         whole.tell(candidates, fitness(candidates))
     undisturbed = SepCma(np.zeros(12), 0.3, seed=4)
@@ -115,7 +117,7 @@ def test_the_winners_curse_and_its_cure() -> None:
     assert rewards[:, :, :5].mean(axis=2).max(axis=1).mean() == pytest.approx(0.9156, abs=0.006)
     oracle, single = cross_fitted(rewards)
     assert oracle.mean() == pytest.approx(0.70, abs=0.01)
-    assert abs(gain(oracle, single)["value"]) < 0.01
+    assert abs(gain(oracle, single).value) < 0.01
     with pytest.raises(UserError, match="2 repeats"):
         cross_fitted(rewards[:, :, :1])
 
@@ -126,10 +128,11 @@ def test_specialists_show_in_the_oracle_and_in_the_groups() -> None:
     rewards = (generator(1, "special").random((120, 3, 8)) < skill[:, :, None]).astype(float)
     oracle, single = cross_fitted(rewards)
     found, grouped = gain(oracle, single), by_group(rewards, [str(one) for one in groups])
-    assert found["interval"][0] > 0.15
-    assert not found["tie"]
+    assert found.interval is not None
+    assert found.interval[0] > 0.15
+    assert not found.tie
     assert grouped.mean() == pytest.approx(0.9, abs=0.05)
-    assert gain(oracle, grouped)["value"] < 0.03  # within a group there is nothing to gain
+    assert gain(oracle, grouped).value < 0.03  # within a group there is nothing to gain
 
 
 def test_isolation_beats_anchoring_by_the_stated_amounts() -> None:
@@ -155,7 +158,7 @@ def test_a_workflow_is_read_after_reasoning() -> None:
     found = parse_workflow(f'First {{"subtasks": [] no. I choose:\n{json.dumps(record)} Done.', range(2))
     assert found == Workflow(("solve", "solve", "judge"), (0, 1, 0), ((), (), (0, 1)))
     assert found.waves() == [[0, 1], [2]]
-    assert parse_workflow(json.dumps(found.to_json()), range(2)) == found
+    assert parse_workflow(found.written(), range(2)) == found
 
 
 @pytest.mark.parametrize(

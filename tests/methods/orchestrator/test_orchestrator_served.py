@@ -78,7 +78,7 @@ def test_three_real_servers_are_collected_routed_and_composed(tmp_path: Path) ->
         names = [f"m{i}" for i in range(3)]
         urls = {name: url for name, (url, _) in zip(names, served, strict=True)}
         pool, tasks = endpoints_file(tmp_path, "retries = 0", **urls), task_file(tmp_path, 4)
-        assert main(["orchestrator", "pool-check", str(pool)]) == 0
+        assert main(["orchestrator", "collect", str(pool), "--check"]) == 0
         table = [
             "orchestrator",
             "collect",
@@ -91,18 +91,9 @@ def test_three_real_servers_are_collected_routed_and_composed(tmp_path: Path) ->
             str(tmp_path / "table"),
         ]
         assert main([*table, "--n", "5", "--max-tokens", "8", "--json"]) == 0
-        assert main(["orchestrator", "headroom", str(tmp_path / "table"), "--json"]) == 0
-        router = [
-            "orchestrator",
-            "train-router",
-            str(tmp_path / "table"),
-            "--out",
-            str(tmp_path / "router"),
-            "--steps",
-            "20",
-            "--holdout",
-            "0",
-        ]
+        assert main(["orchestrator", "show", "headroom", str(tmp_path / "table"), "--json"]) == 0
+        router = ["orchestrator", "train", "router", str(tmp_path / "table"), "--out", str(tmp_path / "router")]
+        router += ["--router.steps", "20", "--router.holdout", "0", "--run", str(tmp_path / "fitted")]
         assert main([*router, "--json"]) == 0
         front = (
             "orchestrator",

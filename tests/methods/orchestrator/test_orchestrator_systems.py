@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from ramify.base import codec
 from ramify.base.budget import Budget
 from ramify.base.errors import BudgetSpentError, InfrastructureError, UserError
 from ramify.env.protocol import Task, TaskSet
@@ -21,7 +22,7 @@ from ramify.methods.orchestrator.middleware import Composed, Routed
 from ramify.methods.orchestrator.pool import ModelPool, PoolWorker, fitted
 from ramify.methods.orchestrator.router import TurnRouter
 from ramify.methods.orchestrator.systems import at_random, evaluate, majority, mixture, oracle, routed, single
-from ramify.methods.orchestrator.table import collect, headroom, make_table, read_table, table_of
+from ramify.methods.orchestrator.table import RewardRow, collect, headroom, make_table, read_table, table_of
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.score.judge import find_judge
@@ -29,6 +30,8 @@ from ramify.stats.intervals import mean_t
 from ramify.testing import check_middleware
 from ramify.trace.db import Run
 from ramify.trace.message import Message
+from ramify.trace.node import EVAL, ROLLOUT
+from ramify.trace.outcome import ended, settled
 from tests.methods.orchestrator import workers as functions
 from tests.methods.orchestrator.test_orchestrator_algorithm import plans
 
@@ -146,20 +149,25 @@ def test_collect_keeps_scores_and_failures_apart_and_continues(tmp_path: Path) -
     assert again.ledger.spent["adder"]["calls"] == 18  # what was there was not asked again
     with Run.open(tmp_path / "run") as run:
         assert (table_of(run).rewards[:, :2] == more.rewards[:, :2]).all()
+        attempts = run.attempts(purpose=EVAL)
+        assert len(attempts) == 6 * 5 * 3
+        failed = [one.failure for one in attempts if one.failure is not None]
+        assert failed == ["failed: it is down"] * 30
+        assert all((one.outcome is None) == (one.failure is not None) for one in attempts)
     found = headroom(read_table(tmp_path / "run"))
-    assert found["workers_left_out"] == ["broken"]
-    assert found["repeats"] == 5
+    assert found.workers_left_out == ("broken",)
+    assert found.repeats == 5
     with pytest.raises(UserError, match="other settings"):
         collect(pool_of("adder", "turner"), tasks, find_judge("exact"), tmp_path / "run", n=2, settings=SAMPLING)
 
 
 def test_headroom_is_undecided_on_few_repeats() -> None:
-    rows = [(f"t{i}", w, float((i + at) % 2), 0.0, "", "q", "") for i in range(8) for at, w in enumerate("ab")]
+    rows = [RewardRow(f"t{i}", w, float((i + at) % 2)) for i in range(8) for at, w in enumerate("ab")]
     found = headroom(make_table(rows))
-    assert (found["worth"], found["oracle"]) == (None, None)
-    assert "undecided" in found["says"]
+    assert (found.worth, found.oracle) == (None, None)
+    assert "undecided" in found.says
     with pytest.raises(UserError, match="2 or more workers"):
-        headroom(make_table([row for row in rows if row[1] == "a"]))
+        headroom(make_table([row for row in rows if row.worker == "a"]))
     with pytest.raises(UserError, match="no reward"):
         make_table([])
 
@@ -312,7 +320,7 @@ def test_random_plans_of_the_warm_start_are_workflows() -> None:
     from ramify.methods.orchestrator.algorithm import read_workflow
 
     rng = generator(0, "plans")
-    lengths = [len(read_workflow(warm_plan(rng, [0, 2, 3]), [0, 2, 3])) for _ in range(200)]
+    lengths = [len(read_workflow(codec.to_json(warm_plan(rng, [0, 2, 3])), [0, 2, 3])) for _ in range(200)]
     assert set(lengths) == {1, 2, 3, 4, 5}
 
 
@@ -332,10 +340,14 @@ def test_systems_are_compared_on_the_same_samples_and_continue(tmp_path: Path) -
         again = asyncio.run(evaluate(systems, pool, tasks, find_judge("exact"), settings=SAMPLING, run=run))
         assert (first, pool.ledger.total("calls")) == (again, calls)
         assert len(run.scores(scorer="exact")) == 8 * len(systems)
-    rows = {row["system"]: row for row in first["systems"]}
-    assert rows["oracle"]["mean"] > rows["single adder"]["mean"]
-    assert rows["oracle"]["within_groups"]["words"] > 0.4
-    assert rows["mixture of agents"]["tokens_a_task"] > 3 * rows["single adder"]["tokens_a_task"]
+        ends = run.attempts(purpose=EVAL)
+        assert len({(one.tree, one.provenance) for one in ends}) == len(ends) == 8 * len(systems)
+        assert {one.leaf for one in ends} == {one.node for one in run.scores(scorer="exact")}
+        assert [ended(run, one.tree, settled(run))[0].success for one in ends] == [one.outcome for one in ends]
+    rows = {row.system: row for row in first.systems}
+    assert (rows["oracle"].mean or 0) > (rows["single adder"].mean or 0)
+    assert (rows["oracle"].within_groups or {})["words"] > 0.4
+    assert rows["mixture of agents"].tokens_a_task > 3 * rows["single adder"].tokens_a_task
     own = [1.0 if x else 0.0 for x in (1, 0, 1)]
     assert mean_t(own)[0] < 2 / 3
 
@@ -353,17 +365,17 @@ def test_who_is_excluded_is_asked_by_no_system(tmp_path: Path) -> None:
 
     pool = ModelPool([named("a"), named("b"), named("c")])
     tasks = TaskSet.of([Task(f"t{i}", {"prompt": "q", "answer": "1"}) for i in range(6)])
-    rows = [(f"t{i}", w, float(w == "b"), 0.0, "", "q", "") for i in range(6) for w in "abc"]
+    rows = [RewardRow(f"t{i}", w, float(w == "b"), prompt="q") for i in range(6) for w in "abc"]
     router = Fixed([1.0, 3.0, 2.0])
     for exclude in ((), ("b",)):
         asked.clear()
         allowed = pool.available(exclude)
         systems = [single(pool, 0), at_random(pool), majority(pool), mixture(pool, 0, allowed), oracle(pool, make_table(rows))]
         found = asyncio.run(evaluate([*systems, routed(router)], pool, tasks, find_judge("exact"), exclude=exclude))  # type: ignore[arg-type]
-        assert [row["unanswered"] for row in found["systems"]] == [0] * 6
+        assert [row.unanswered for row in found.systems] == [0] * 6
         assert asked == {"a", "b", "c"} - set(exclude)
     alone = asyncio.run(evaluate([single(pool, 1)], pool, tasks, find_judge("exact"), exclude=["b"]))
-    assert alone["systems"][0]["unanswered"] == 6
+    assert alone.systems[0].unanswered == 6
 
 
 def test_a_router_in_a_program_uses_tools_and_chooses_anew_after_each_result(tmp_path: Path) -> None:
@@ -424,6 +436,8 @@ def test_what_a_composer_costs_is_in_the_budget_the_ledger_and_the_run(tmp_path:
     with Run.create(tmp_path / "run", {}) as run:
         made = asyncio.run(priced.run("q", budget=budget, run=run))
         nodes = [node for info in run.trees() for node in run.tree(info.name).nodes.values() if "usd" in node.data]
+        attempts = {one.tree: one.purpose for one in run.attempts()}
+    assert attempts == {"query": ROLLOUT, "query/0.0": "step"}
     assert len(nodes) == 3  # two plans and a call
     assert not made.notes, "both plans were read"
     for name, total in (("usd", made.usd), ("usd", budget.spent("money")), ("usd", pool.ledger.total("usd"))):
@@ -438,8 +452,8 @@ def test_an_outage_is_no_wrong_answer() -> None:
     pool = pool_of("broken", "adder", retries=0)
     tasks = TaskSet.of([Task(f"t{i}", {"prompt": f"add {i} 1", "answer": str(i + 1)}) for i in range(4)])
     found = asyncio.run(evaluate([single(pool, 1), single(pool, 0)], pool, tasks, find_judge("exact")))
-    down = found["systems"][1]
-    assert (down["unanswered"], down["n"], down["mean"]) == (4, 0, None)
+    down = found.systems[1]
+    assert (down.unanswered, down.n, down.mean) == (4, 0, None)
 
 
 def test_a_reward_outside_0_to_1_is_refused(tmp_path: Path) -> None:

@@ -51,28 +51,31 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("orchestrator")
     pool, tasks = pool_file(folder, "adder", "turner"), task_file(folder, 16)
     assert run("collect", pool, "--tasks", tasks, "--out", folder / "table", "--n", 6, "--max-tokens", 32, "--json") == 0
-    assert run("train-router", folder / "table", "--out", folder / "router", "--steps", 200, "--holdout", 0.25, "--json") == 0
+    words = ("--router.steps", 200, "--router.holdout", 0.25, "--run", folder / "fitted", "--json")
+    assert run("train", "router", folder / "table", "--out", folder / "router", *words) == 0
     return folder
 
 
 def test_pool_check_says_who_does_not_answer(tmp_path: Path, asked: Any) -> None:
     pool = pool_file(tmp_path, "adder", "refusing", more="retries = 0")
-    found = asked("pool-check", pool, code=1)
+    found = asked("collect", pool, "--check", code=1)
     assert [row["failure"] for row in found["workers"]] == [None, "refusal"]
     assert found["workers"][0]["says"] == "ok"
 
 
 @pytest.mark.slow
 def test_collect_headroom_and_the_finding_in_the_run(made: Path, asked: Any) -> None:
-    found = asked("headroom", made / "table")
+    found = asked("show", "headroom", made / "table")
     assert found["worth"] is True
     assert found["groups"]["value"] > 0.8
     with Run.open(made / "table") as run:
-        (finding,) = run.findings(maker="orchestrator headroom")
+        (finding,) = run.findings(maker="orchestrator show")
+        (kept,) = run.results(maker="orchestrator show")
+    assert kept.result["says"] == finding.why
     assert finding.value == pytest.approx(found["gain"]["value"])
     assert main(["show", str(made / "table"), "--json"]) == 0
     plan = asked("collect", made / "pool.toml", "--tasks", made / "tasks.jsonl", "--out", made / "other", "--dry-run")
-    assert plan["plan"]["calls"] == 16 * 2 * 8
+    assert plan["cost_estimate"]["calls"] == 16 * 2 * 8
     assert not (made / "other").exists()
 
 
@@ -86,7 +89,7 @@ def test_headroom_reads_json_lines_and_any_run_with_scores_of_several_models(tmp
     rows.append({"task": "t0", "worker": "w0", "reward": None, "failure": "timeout"})
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    found = asked("headroom", path)
+    found = asked("show", "headroom", path)
     assert found["worth"] is True
     assert found["workers"][0]["failures"] == {"timeout": 1}
     assert found["gain"]["value"] == pytest.approx(0.5)
@@ -116,10 +119,10 @@ def test_a_composers_workflow_and_who_saw_what(made: Path, asked: Any) -> None:
     assert check_composed(alone, "add 1 2", ["adder", "turner"]) > 0
     assert [call["worker"] for call in found["calls"]] == ["adder", "turner", "adder"]
     assert [len(call["saw"]) for call in found["calls"]] == [1, 1, 5]
-    traced = asked("trace", made / "conv2", found["trace"])
+    traced = asked("show", "trace", made / "conv2", found["trace"])
     assert [call["saw"] for call in traced["calls"][1:]] == [call["saw"] for call in found["calls"]]
     assert [call["answer"] for call in traced["calls"]] == [False, False, False, True]
-    listed = asked("trace", made / "conv2")["traces"]
+    listed = asked("show", "trace", made / "conv2")["traces"]
     assert listed[0]["usd"] == pytest.approx(found["usd"])
     with Run.open(made / "conv2") as run:
         workers, routes = (of_table(one) for one in sections_of(run)[run.kind])
@@ -137,7 +140,7 @@ def test_the_same_question_twice_in_a_run_is_two_conversations(made: Path, asked
     routed = asked("run", *words, "--router", made / "router")
     composed = asked("run", *words, "--composer", f"{HERE}:planner")
     assert composed["trace"] != routed["trace"]
-    traced = [asked("trace", tmp_path / "run", one["trace"])["calls"] for one in (routed, composed)]
+    traced = [asked("show", "trace", tmp_path / "run", one["trace"])["calls"] for one in (routed, composed)]
     assert [[call["worker"] for call in one] for one in traced] == [["adder"], ["composer", "adder", "turner", "adder"]]
 
 
@@ -145,14 +148,14 @@ def test_a_worker_may_be_the_composer_and_plans_at_its_price(tmp_path: Path, ask
     pool = pool_file(tmp_path, "adder", "turner", "planner")
     found = asked("run", pool, "turn abcd", "--composer", "planner", "--out", tmp_path / "run")
     assert [call["worker"] for call in found["calls"]] == ["adder", "turner", "adder"]
-    traced = asked("trace", tmp_path / "run", found["trace"])["calls"]
+    traced = asked("show", "trace", tmp_path / "run", found["trace"])["calls"]
     plan = next(call for call in traced if call["worker"] == "composer")
     assert plan["usd"] == pytest.approx((plan["given_tokens"] + 2 * plan["sampled_tokens"]) / 1e6)
     assert found["usd"] == pytest.approx(sum(call["usd"] for call in traced))
     assert found["tokens"] == sum(call["given_tokens"] + call["sampled_tokens"] for call in traced)
     short = asked("run", pool, "turn abcd", "--composer", "planner", "--max-steps", 2)
     assert not short["workflows"]
-    assert "2 is the most" in short["notes"][0]
+    assert "2 is the most" in short["caveats"][0]
 
 
 def test_eval_asks_nobody_who_is_excluded(made: Path, asked: Any, tmp_path: Path) -> None:
@@ -185,12 +188,12 @@ def test_eval_compares_and_continues(made: Path, asked: Any) -> None:
 
 @pytest.mark.slow
 def test_evolution_continues_from_its_last_generation(made: Path, asked: Any) -> None:
-    words = ("evolve", made / "router", "--pool", made / "pool.toml", "--tasks", made / "tasks.jsonl", "--judge", "exact")
-    words += ("--size", 4, "--episodes", 4, "--check", 6, "--sigma", 0.5)
-    half = asked(*words, "--generations", 1, "--out", made / "half", "--run", made / "evolution")
+    words = ("train", "evolved", made / "router", "--pool", made / "pool.toml", "--tasks", made / "tasks.jsonl")
+    words += ("--judge", "exact", "--evolved.size", 4, "--evolved.episodes", 4, "--evolved.check", 6, "--evolved.sigma", 0.5)
+    half = asked(*words, "--evolved.generations", 1, "--out", made / "half", "--run", made / "evolution")
     assert half["generations"] == 1
-    whole = asked(*words, "--generations", 3, "--out", made / "whole", "--run", made / "evolution")
-    fresh = asked(*words, "--generations", 3, "--out", made / "fresh", "--run", made / "evolution2")
+    whole = asked(*words, "--evolved.generations", 3, "--out", made / "whole", "--run", made / "evolution")
+    fresh = asked(*words, "--evolved.generations", 3, "--out", made / "fresh", "--run", made / "evolution2")
     assert whole["means"] == fresh["means"]
     assert whole["means"][:1] == half["means"]
     assert whole["kept"] == (whole["end"] > whole["start"])
@@ -204,8 +207,9 @@ def test_evolution_plays_an_environment(tmp_path: Path, made: Path, asked: Any) 
     pool = tmp_path / "pool.toml"
     pool.write_text("".join(f'[[workers]]\nname = "{n}"\nmodel = "{actors}:{n}"\n' for n in ("adder", "turner")))
     found = asked(
-        *("evolve", made / "router", "--pool", pool, "--env", "household", "--count", 2, "--out", tmp_path / "out"),
-        *("--run", tmp_path / "run", "--generations", 1, "--size", 4, "--episodes", 2, "--check", 2),
+        *("train", "evolved", made / "router", "--pool", pool, "--evolved.env", "household", "--evolved.count", 2),
+        *("--out", tmp_path / "out", "--run", tmp_path / "run", "--evolved.generations", 1, "--evolved.size", 4),
+        *("--evolved.episodes", 2, "--evolved.check", 2),
     )
     assert (found["start"], found["end"], found["kept"]) == (0.0, 0.0, False)
     assert found["cached"]  # equal choices on equal histories were paid once
@@ -214,23 +218,33 @@ def test_evolution_plays_an_environment(tmp_path: Path, made: Path, asked: Any) 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("pool-check", "empty.toml"), "names no worker"), (("pool-check", "nothing.toml"), "cannot read"),
-        (("pool-check", "twice.toml"), "two workers"),
-        (("pool-check", "typo.toml"), "did you mean"), (("headroom", "rows.jsonl"), "rows.jsonl:2: 'reward'"),
-        (("headroom", "high.jsonl"), "rewards lie between 0 and 1"),
-        (("headroom", "one.jsonl"), "2 or more workers"), (("train-router", "table", "--out", "router"), "there already"),
-        (("train-router", "table", "--out", "r", "--svf", "layer.9"), "--svf 'layer.9'"),
+        (("collect", "empty.toml", "--check"), "names no worker"), (("collect", "nothing.toml", "--check"), "cannot read"),
+        (("collect", "twice.toml", "--check"), "two workers"),
+        (("collect", "typo.toml", "--check"), "did you mean"), (("show", "headroom", "rows.jsonl"), "rows.jsonl:2: 'reward'"),
+        (("show", "headroom", "high.jsonl"), "rewards lie between 0 and 1"),
+        (("show", "headroom", "one.jsonl"), "2 or more workers"),
+        (("train", "router", "table", "--out", "router"), "there already"),
+        (("train", "router", "table", "--out", "r", "--router.svf", "layer.9"), "--router.svf 'layer.9'"),
         (("run", "pool.toml", "add 1 2"), "give --router"),
         (("run", "pool.toml", "add 1 2", "--router", "table"), "holds no router"),
         (("run", "other.toml", "add 1 2", "--router", "router"), "the pool has"),
         (("run", "pool.toml", "q", "--composer", f"{HERE}:planner", "--exclude", "addr"), "--exclude 'addr'"),
         (("run", "pool.toml", "q", "--composer", f"{HERE}:planner", "--exclude", "adder", "--exclude", "tur"), "none is left"),
         (("collect", "pool.toml", "--tasks", "noprompt.jsonl", "--out", "x"), "has no text 'prompt'"),
-        (("trace", "table", "t00"), "no conversation 't00'"),
-        (("evolve", "router", "--pool", "pool.toml", "--out", "x", "--run", "y"), "give one of them"),
-        (("evolve", "router", "--pool", "pool.toml", "--tasks", "tasks.jsonl", "--out", "x", "--run", "y"), "--judge"),
-        (("train-composer", "chat:x@http://127.0.0.1:9/v1", "--pool", "pool.toml", "--tasks", "tasks.jsonl", "--out", "x"),
+        (("show", "trace", "table", "t00"), "no conversation 't00'"),
+        (("train", "evolved", "router", "--pool", "pool.toml", "--out", "x", "--run", "y"), "give one of them"),
+        (("train", "evolved", "router", "--pool", "pool.toml", "--tasks", "tasks.jsonl", "--out", "x", "--run", "y"), "--judge"),
+        (("train", "composer", "chat:x@http://127.0.0.1:9/v1", "--pool", "pool.toml", "--tasks", "tasks.jsonl", "--out", "x"),
          "this needs weights"),
+        (("collect", "pool.toml", "--check", "--tasks", "tasks.jsonl"), "--check takes no --tasks"),
+        (("collect", "pool.toml", "--check", "--n", 3), "--check takes no --n"),
+        (("collect", "pool.toml", "--out", "x"), "needs --tasks"),
+        (("train", "router", "table", "--out", "x", "--composer.warm", 3), "train router takes no --composer.warm"),
+        (("train", "router", "table", "--out", "x", "--judge", "exact"), "train router takes no --judge"),
+        (("train", "composer", "hf:x", "--out", "x", "--exclude", "add"), "train composer takes no --exclude"),
+        (("train", "evolved", "router", "--tasks", "tasks.jsonl", "--out", "x"), "--pool"),
+        (("show", "trace", "table", "--scorer", "exact"), "show trace takes no --scorer"),
+        (("show", "headroom", "table", "t000"), "one argument too many"),
         (("serve", "pool.toml"), "give --router"),
         (("serve", "pool.toml", "--router", "router", "--best", "adder", "--exclude", "add"), "is excluded"),
         (("run", "pool.toml", "  ", "--router", "router"), "QUERY is empty"),
@@ -372,37 +386,20 @@ def test_a_composer_is_trained_with_live_workers(tmp_path: Path, asked: Any, mon
     load_model(tmp_path / "start")
     monkeypatch.setattr("ramify.methods.orchestrator.composer.WARM_RATE", 0.003)
     words = (
-        "train-composer",
-        f"hf:{tmp_path}/start",
-        "--pool",
-        pool,
-        "--tasks",
-        tasks,
-        "--out",
-        tmp_path / "composer",
-        "--no-shots",
+        *("train", "composer", f"hf:{tmp_path}/start", "--pool", pool, "--tasks", tasks, "--out", tmp_path / "composer"),
+        *("--composer.no-shots", "--run", tmp_path / "trained"),
     )
-    found = asked(
-        *words,
-        "--warm",
-        120,
-        "--updates",
-        3,
-        "--questions",
-        2,
-        "--group",
-        4,
-        "--lr",
-        1e-4,
-        "--max-tokens",
-        96,
-    )
+    given = {"warm": 120, "updates": 3, "questions": 2, "group": 4, "lr": 1e-4, "max-tokens": 96}
+    options = [word for name, value in given.items() for word in (f"--composer.{name}", value)]
+    plan = asked(*words, *options, "--dry-run")
+    assert plan["cost_estimate"]["plans"] == 3 * 2 * 4
+    found = asked(*words, *options)
     assert [set(one) for one in found["history"]] == [{"reward", "parsed", "steps"}] * 3
     assert max(one["parsed"] for one in found["history"]) > 0  # none is readable before the warm start
     for query in ("add 2 3", "turn abcd", "add 7 1"):
         answered = asked("run", pool, query, "--composer", f"hf:{tmp_path}/composer", "--no-shots", "--out", tmp_path / "kept")
         assert check_composed(answered, query, ["adder", "turner"]) > len(PROMPT.split())
-        traced = asked("trace", tmp_path / "kept", answered["trace"])["calls"]
+        traced = asked("show", "trace", tmp_path / "kept", answered["trace"])["calls"]
         assert [one["saw"] for one in traced if one["worker"] != "composer"] == [call["saw"] for call in answered["calls"]]
         (said,) = [one["reply"] for one in traced if one["answer"]]
         assert said == answered["answer"]
@@ -414,7 +411,7 @@ def check_composed(answered: dict[str, Any], query: str, names: list[str]) -> in
     answers alone, and the notes say so. The tokens that are none of a call: the composer's own."""
     calls = sorted(answered["calls"], key=lambda call: call["step"])
     if not answered["workflows"]:
-        assert answered["notes"][-1] == f"no workflow could be read: '{names[0]}' answered alone"
+        assert answered["caveats"][-1] == f"no workflow could be read: '{names[0]}' answered alone"
     plan = next(iter(answered["workflows"]), {"subtasks": [""], "workers": [0], "access": [[]]})
     assert [(call["step"], call["worker"]) for call in calls] == [(at, names[one]) for at, one in enumerate(plan["workers"])]
     assert answered["answer"] == calls[-1]["reply"]

@@ -36,7 +36,7 @@ def inspect_orchestrator(
     from inspect_ai.solver import solver
 
     from ramify.methods.orchestrator.composer import Composer
-    from ramify.methods.orchestrator.conversation import Orchestration, answer_with
+    from ramify.methods.orchestrator.conversation import AnsweredQuery, Orchestration, answer_with
 
     workers = system.pool if isinstance(system, Composer) else pool
     if workers is None:
@@ -52,7 +52,7 @@ def inspect_orchestrator(
             found = await (system.converse(chat) if isinstance(system, Composer) else answer_with(chat, system))
             state.messages.append(ChatMessageAssistant(content=found.answer))
             state.output = ModelOutput.from_content("orchestrator", found.answer)
-            state.metadata["orchestrator"] = found.to_json()
+            state.metadata["orchestrator"] = AnsweredQuery.of(found).to_json()
             return state
 
         return solve

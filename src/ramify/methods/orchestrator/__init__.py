@@ -19,28 +19,12 @@ COMPONENTS = {"middleware": ("middleware",)}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
-    from ramify.methods.orchestrator.algorithm import SepCma as SepCma
-    from ramify.methods.orchestrator.algorithm import Workflow as Workflow
     from ramify.methods.orchestrator.composer import Composer as Composer
-    from ramify.methods.orchestrator.conversation import ToolUse as ToolUse
     from ramify.methods.orchestrator.pool import ModelPool as ModelPool
     from ramify.methods.orchestrator.pool import PoolWorker as PoolWorker
-    from ramify.methods.orchestrator.pool import read_pool as read_pool
     from ramify.methods.orchestrator.router import TurnRouter as TurnRouter
-    from ramify.methods.orchestrator.systems import evaluate as evaluate
-    from ramify.methods.orchestrator.table import RewardTable as RewardTable
     from ramify.methods.orchestrator.table import collect as collect
-    from ramify.methods.orchestrator.table import headroom as headroom
 else:
     __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "SepCma Workflow",
-            "composer": "Composer",
-            "conversation": "ToolUse",
-            "pool": "ModelPool PoolWorker read_pool",
-            "router": "TurnRouter",
-            "systems": "evaluate",
-            "table": "RewardTable collect headroom",
-        },
+        __name__, {"composer": "Composer", "pool": "ModelPool PoolWorker", "router": "TurnRouter", "table": "collect"}
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.score.group import normalise
@@ -85,11 +86,25 @@ def recombination(mu: int) -> np.ndarray:
     return found
 
 
+@dataclass(frozen=True)
+class SearchState:
+    """A search as it continues: what :class:`SepCma` holds, arrays as tuples of length N."""
+
+    sigma: float
+    seed: int
+    size: int
+    generation: int
+    mean: tuple[float, ...]
+    variance: tuple[float, ...]
+    path: tuple[float, ...]
+    step_path: tuple[float, ...]
+
+
 class SepCma:
     """Separable CMA-ES that maximises (Ros and Hansen 2008): ``ask`` gives candidates, ``tell`` takes their fitness.
 
     ``mean`` (N,) is the incumbent. Candidates of a generation depend on the seed and its number alone, so a run that was cut off
-    continues from :meth:`to_json` as if it had not been.
+    continues from its :attr:`state` as if it had not been.
     """
 
     def __init__(self, mean: np.ndarray, sigma: float, seed: int = 0, size: int | None = None) -> None:
@@ -134,19 +149,19 @@ class SepCma:
         self.mean = self.mean + self.sigma * move
         self.sigma *= math.exp(min(1.0, self._cs / self._damps * (length / self._norm - 1)))
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def state(self) -> SearchState:
         """Everything needed to continue."""
-        arrays = {name: getattr(self, name).tolist() for name in ("mean", "variance", "path", "step_path")}
-        return {"sigma": self.sigma, "seed": self.seed, "size": self.size, "generation": self.generation, **arrays}
+        arrays = (tuple(array.tolist()) for array in (self.mean, self.variance, self.path, self.step_path))
+        return SearchState(self.sigma, self.seed, self.size, self.generation, *arrays)
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> SepCma:
-        """Inverse of :meth:`to_json`."""
-        found = cls(np.array(record["mean"]), record["sigma"], record["seed"], record["size"])
-        found.generation = int(record["generation"])
-        for name in ("variance", "path", "step_path"):
-            setattr(found, name, np.array(record[name]))
-        return found
+    def of(cls, state: SearchState) -> SepCma:
+        """The search that is in ``state``."""
+        search = cls(np.array(state.mean), state.sigma, state.seed, state.size)
+        search.generation = state.generation
+        search.variance, search.path, search.step_path = map(np.array, (state.variance, state.path, state.step_path))
+        return search
 
 
 def group_advantages(rewards: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -203,13 +218,28 @@ def by_group(rewards: np.ndarray, groups: Sequence[str], seed: int = 0, folds: i
     return found
 
 
-def gain(values: np.ndarray, baseline: np.ndarray) -> dict[str, Any]:
-    """Mean difference of two systems on the same tasks with Student's 95 % interval,
-    and whether it is a ``tie`` (0 lies inside)."""
+@dataclass(frozen=True)
+class RoutingGain:
+    """Mean difference of two systems on the same tasks."""
+
+    value: float
+    interval: tuple[float, float] | None
+    """Student's at 95 %; None of a single task."""
+    n: int
+    tie: bool
+    """0 lies in the interval, or there is none."""
+
+    def __str__(self) -> str:
+        ends = "" if self.interval is None else " [{:+.3f}, {:+.3f}]".format(*self.interval)
+        return f"{self.value:+.3f}{ends}{' tie' if self.tie and ends else ''}"
+
+
+def gain(values: np.ndarray, baseline: np.ndarray) -> RoutingGain:
+    """What the first system has over the second."""
     differences = np.asarray(values, float) - np.asarray(baseline, float)
-    interval = list(mean_t(differences)) if len(differences) > 1 else None
-    tie = interval is None or interval[0] <= 0 <= interval[1]
-    return {"value": float(differences.mean()), "interval": interval, "n": len(differences), "tie": tie}
+    low, high = mean_t(differences) if len(differences) > 1 else (-math.inf, math.inf)
+    interval = (float(low), float(high)) if len(differences) > 1 else None
+    return RoutingGain(float(differences.mean()), interval, len(differences), bool(low <= 0 <= high))
 
 
 # -- workflows
@@ -233,9 +263,9 @@ class Workflow:
             depth.append(1 + max((depth[one] for one in seen), default=-1))
         return [[step for step, own in enumerate(depth) if own == wave] for wave in range(max(depth, default=-1) + 1)]
 
-    def to_json(self) -> dict[str, Any]:
-        """The three lists."""
-        return {"subtasks": list(self.subtasks), "workers": list(self.workers), "access": [list(one) for one in self.access]}
+    def written(self) -> str:
+        """As a composer writes it."""
+        return json.dumps(codec.to_json(self), ensure_ascii=False)
 
 
 _OPENS = re.compile(r"\{\s*\"(?:subtasks|workers|access)\"")

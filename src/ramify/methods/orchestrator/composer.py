@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
 
+from ramify.base import codec
 from ramify.base.budget import Budget
 from ramify.base.config import Config
 from ramify.base.errors import BudgetSpentError, InfrastructureError, NeedsError, UserError
@@ -28,6 +29,7 @@ from ramify.methods.orchestrator.algorithm import (
     view,
 )
 from ramify.methods.orchestrator.conversation import (
+    STEP,
     TOOL_TURNS,
     Orchestrated,
     Orchestration,
@@ -36,16 +38,21 @@ from ramify.methods.orchestrator.conversation import (
     WorkerCall,
     messages_of,
 )
-from ramify.methods.orchestrator.pool import MILLION, ModelPool, Rest, failure_of
+from ramify.methods.orchestrator.kept import CallNote
+from ramify.methods.orchestrator.pool import MILLION, ModelPool, Rest, failure_of, open_model
 from ramify.methods.orchestrator.table import prompt_of, reward_of
 from ramify.model.chat import ChatTemplate
-from ramify.model.protocol import Completion, Model, Sampling, sampling_of
+from ramify.model.protocol import Completion, Model, Sampling, context_of, sampling_of
+from ramify.render import numbers as written
 from ramify.rollout.compact import approximate_tokens
 from ramify.rollout.sampler import Sampler, sampled_tokens
 from ramify.score.judge import Judge, reply_to
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Provenance
+
+if TYPE_CHECKING:
+    from ramify.train.batch import Row
 
 PROMPT = """You coordinate several models. Write a workflow that answers the question: up to {steps} steps, as one JSON object \
 of three lists of equal length.
@@ -62,46 +69,64 @@ AGAIN = (
     '[], "access": []}} to accept that answer.'
 )
 MYSELF = " {number} is yourself: the step is then planned by you."
-SHOTS: tuple[tuple[str, dict[str, Any]], ...] = (
+
+
+@dataclass(frozen=True)
+class WrittenPlan:
+    """A workflow as a composer writes it: "all" is all earlier steps."""
+
+    subtasks: tuple[str, ...]
+    workers: tuple[int, ...]
+    access: tuple[tuple[int, ...] | Literal["all"], ...]
+
+    def among(self, numbers: Sequence[int]) -> WrittenPlan:
+        """The same with its workers taken modulo how many there are."""
+        return replace(self, workers=tuple(numbers[worker % len(numbers)] for worker in self.workers))
+
+    def __str__(self) -> str:
+        return json.dumps(codec.to_json(self))
+
+
+SHOTS = (
     (
         "A patient has a fever and a rash after a walk in the woods. What is the likeliest cause?",
-        {
-            "subtasks": [
+        WrittenPlan(
+            (
                 "List likely causes with evidence for each.",
                 "List dangerous causes that must not be missed.",
                 "Weigh both lists and name one cause.",
-            ],
-            "workers": [0, 1, 0],
-            "access": [[], [], "all"],
-        },
+            ),
+            (0, 1, 0),
+            ((), (), "all"),
+        ),
     ),
     (
         "Find all integers n such that n^2 + n + 41 is a square.",
-        {
-            "subtasks": [
+        WrittenPlan(
+            (
                 "Solve the problem and show each step.",
                 "Solve the problem in another way.",
                 "Compare the solutions, find the error in the wrong one, and state the right answer.",
-            ],
-            "workers": [1, 0, 1],
-            "access": [[], [], "all"],
-        },
+            ),
+            (1, 0, 1),
+            ((), (), "all"),
+        ),
     ),
     (
         "Use 3, 5, 7 and 9 once each to make 24.",
-        {"subtasks": ["Find an expression of the numbers that equals the target."], "workers": [0], "access": [[]]},
+        WrittenPlan(("Find an expression of the numbers that equals the target.",), (0,), ((),)),
     ),
     (
         "Use 2, 2, 6 and 8 once each to make 31.",
-        {
-            "subtasks": [
+        WrittenPlan(
+            (
                 "Try expressions that begin with a product.",
                 "Try expressions that begin with a sum.",
                 "Check both results, and give the one that is right.",
-            ],
-            "workers": [0, 1, 1],
-            "access": [[], [], "all"],
-        },
+            ),
+            (0, 1, 1),
+            ((), (), "all"),
+        ),
     ),
 )
 """Worked examples out of domain: one medical, one of mathematics, two of arithmetic [C];
@@ -134,8 +159,6 @@ class GrpoConfig(Config):
     """Show worked examples in the prompt; a model too small for them learns the form by the warm start."""
     subset: int = Field(0, ge=0)
     """Show a random choice of so many workers with each question, so that the pool may be restricted later; 0: all."""
-    seed: int = 0
-    """Decides every sample."""
 
 
 class Composer:
@@ -181,13 +204,12 @@ class Composer:
         self, question: str, numbers: Sequence[int], last: tuple[Workflow, str] | None = None, depth: int = 0
     ) -> list[Message]:
         """What the policy is shown: numbers of models, never names."""
-        again = "" if last is None else AGAIN.format(plan=json.dumps(last[0].to_json()), answer=last[1])
+        again = "" if last is None else AGAIN.format(plan=json.dumps(codec.to_json(last[0])), answer=last[1])
         myself = MYSELF.format(number=len(self.pool)) if depth < self.depth else ""
         shots = "".join(
-            f"Question: {asked}\nWorkflow: "
-            f"{json.dumps({**plan, 'workers': [numbers[w % len(numbers)] for w in plan['workers']]})}\n\n"
+            f"Question: {asked}\nWorkflow: {plan.among(numbers)}\n\n"
             for asked, plan in SHOTS
-            if self.shots and len(plan["subtasks"]) <= self.max_steps
+            if self.shots and len(plan.subtasks) <= self.max_steps
         )
         workers = ", ".join(map(str, numbers))
         text = PROMPT.format(steps=self.max_steps, workers=workers, myself=myself, again=again, shots=shots, question=question)
@@ -224,7 +246,7 @@ class Composer:
         chat = Orchestration(
             self.pool, given, key, settings=settings, exclude=exclude, budget=budget, run=run, tools=tools, fallback=self.fallback
         )
-        return await self.converse(chat, parallel)
+        return await chat.concluded(self.converse(chat, parallel))
 
     async def converse(self, chat: Orchestration, parallel: bool = True, depth: int = 0) -> Orchestrated:
         """As :meth:`run`, in a conversation that is there."""
@@ -232,7 +254,7 @@ class Composer:
         question = chat.given[-1].text
         last: tuple[Workflow, str] | None = None
         answer: WorkerCall | None = None
-        plans: list[dict[str, Any]] = []
+        plans: list[Workflow] = []
         for number in range(1 + self.rounds):
             plan = await self._planned(chat, question, numbers, last, number, depth)
             if plan is None and answer is not None:
@@ -243,7 +265,7 @@ class Composer:
             if not len(plan):
                 chat.notes.append(f"round {number}: the answer was accepted")
                 break
-            plans.append(plan.to_json())
+            plans.append(plan)
             answer = await self.execute(chat, plan, number, parallel, depth)
             last = plan, answer.result.text
         assert answer is not None
@@ -295,8 +317,8 @@ class Composer:
                 chat.notes.append(f"round {number}, try {attempt}: the workflow cannot be read: {why}")
             identity = self.policy.identity
             provenance = Provenance(identity.name, identity.weights, self.settings.to_json(), self.pool.seed)
-            cost = {"given_tokens": given, "sampled_tokens": sampled, "usd": usd}
-            chat.planned(reply.text, prompt, provenance, {"round": number, "unreadable": why or None, **cost})
+            note = CallNote(usd, given, sampled, composer=True, round=number, unreadable=why or None)
+            chat.planned(reply.text, prompt, provenance, note)
             if plan is not None:
                 return plan
         return None
@@ -363,7 +385,7 @@ class Composer:
             )  # fmt: skip
             inner.failed |= chat.failed
             inner.tell = chat._told if answers and chat.tell is not None else None
-            made = await self.converse(inner, depth=depth + 1)
+            made = await inner.concluded(self.converse(inner, depth=depth + 1), STEP)
             chat.calls += inner.calls
             chat.notes += inner.notes
             chat.spent += inner.spent
@@ -402,17 +424,64 @@ def messages_for(chat: Orchestration, number: int, step: int, plan: Workflow) ->
     return messages_of(shown_to(chat, number, step, plan.access[step]))
 
 
+def open_composer(
+    spec: str,
+    pool: ModelPool,
+    rounds: int = 0,
+    max_steps: int = STEPS,
+    fallback: int = 0,
+    shots: bool = True,
+    max_tokens: int = 1024,
+    exclude: Collection[str] = (),
+) -> Composer:
+    """The composer that a model's name is, over a pool: also that of one of its workers, at whose price it then plans. It is
+    asked nothing yet. Raises UserError where the worker is excluded."""
+    policy, template, price = None, None, (0.0, 0.0)
+    if spec in pool.names:
+        at = pool.index(spec)
+        if not pool.available(exclude)[at]:
+            raise UserError(f"the composer '{spec}' is a worker that is excluded: name another model with --composer")
+        policy, price = pool.models[at], pool.workers[at].price
+    else:
+        policy, template = open_model(spec)
+    most = min(max_tokens, (context_of(policy) or 4 * max_tokens) // 4)
+    settings = sampling_of(policy, temperature=0.0, max_tokens=most)
+    form = {"max_steps": max_steps, "rounds": rounds, "fallback": fallback}
+    return Composer(policy, pool, template, settings=settings, price=price, shots=shots, **form)
+
+
 # -- training
 
 
-def warm_plan(rng: np.random.Generator, numbers: Sequence[int], steps: int = STEPS) -> dict[str, Any]:
+@dataclass(frozen=True)
+class GrpoUpdate:
+    """Means of an update over its plans, None where no answer could be judged."""
+
+    reward: float | None
+    parsed: float | None
+    """Share of plans that could be read."""
+    steps: float | None
+    """Of a plan; 0 of one that could not be read."""
+
+
+@dataclass(frozen=True)
+class JudgedPlan:
+    """A plan of a group: its reward, None where a worker or the judge failed, and its steps, 0 where it could not be read."""
+
+    reply: Completion
+    reward: float | None
+    steps: int
+
+
+def warm_plan(rng: np.random.Generator, numbers: Sequence[int], steps: int = STEPS) -> WrittenPlan:
     """A random plan of sensible shape: one to ``steps`` - 1 solvers, three quarters of them isolated, then one judge who sees
     all; a quarter single-step plans; workers uniformly random."""
     solvers = 1 if rng.random() < 0.25 or steps < 2 else int(rng.integers(1, steps))
     single = solvers == 1 and rng.random() < 0.5
     subtasks = ["Solve the problem."] * solvers + ([] if single else ["Compare the results and give the right one."])
-    access: list[Any] = [[] if rng.random() < 0.75 else "all" for _ in range(solvers)] + ([] if single else ["all"])
-    return {"subtasks": subtasks, "workers": [int(rng.choice(list(numbers))) for _ in subtasks], "access": access}
+    access: list[tuple[int, ...] | Literal["all"]] = [() if rng.random() < 0.75 else "all" for _ in range(solvers)]
+    access += [] if single else ["all"]
+    return WrittenPlan(tuple(subtasks), tuple(int(rng.choice(list(numbers))) for _ in subtasks), tuple(access))
 
 
 async def train(
@@ -422,15 +491,14 @@ async def train(
     config: GrpoConfig,
     budget: Budget | None = None,
     progress: Progress = SILENT,
-) -> list[dict[str, float]]:
-    """Supervised steps on random plans, then GRPO; the policy's weights change in place. One record an update: mean reward, share
-    of plans that could be read, steps of those, calls that failed.
+) -> list[GrpoUpdate]:
+    """Supervised steps on random plans, then GRPO; the policy's weights change in place. The pool's seed decides every
+    sample.
 
     An answer whose every worker failed, or that the judge could not judge, has no reward and leaves its group. Raises NeedsError
     where the policy cannot be trained in this process.
     """
     from ramify.engine.local import LocalModel
-    from ramify.train.batch import Row
     from ramify.train.loop import TrainConfig, Trainer
 
     policy, template = composer.policy, composer.template
@@ -439,49 +507,52 @@ async def train(
             f"'{policy.identity.name}' cannot be trained here: a composer that learns is hf:PATH, with a chat template"
         )
     composer.shots = config.shots
-    held = list(tasks)
-    rng = generator(config.seed, "warm")
+    held, seed = list(tasks), composer.pool.seed
+    rng = generator(seed, "warm")
     everyone = list(range(len(composer.pool)))
-    trainer = Trainer(policy.module, TrainConfig(lr=WARM_RATE, beta2=0.999), config.seed)
+    trainer = Trainer(policy.module, TrainConfig(lr=WARM_RATE, beta2=0.999), seed)
     progress.begin(config.warm + config.updates, 0, "train", "steps")
     for step in range(config.warm):
         rows = []
         for _ in range(8):
             task = held[int(rng.integers(len(held)))]
             numbers = _subset(rng, everyone, config.subset)
-            plan = json.dumps(warm_plan(rng, numbers, composer.max_steps))
-            rows.append(_plan_row(template, composer.prompt(prompt_of(task), numbers), plan))
+            plan = warm_plan(rng, numbers, composer.max_steps)
+            rows.append(_plan_row(template, composer.prompt(prompt_of(task), numbers), str(plan)))
         found = trainer.update(rows, {"cross_entropy": 1.0})
         progress.at(step + 1, f"warm start: {found['cross_entropy']:.3f} a token")
     policy.refresh()
-    trainer = Trainer(policy.module, TrainConfig(lr=config.lr, beta2=0.999), config.seed)
+    trainer = Trainer(policy.module, TrainConfig(lr=config.lr, beta2=0.999), seed)
     history = []
     for update in range(config.updates):
         share = (update + 1) / config.updates
         trainer.set_rate(config.lr * (min(1.0, share / 0.03) * 0.5 * (1 + np.cos(np.pi * max(0.0, share - 0.03)))))
-        gathered: list[tuple[Row, float | None]] = []
-        facts: list[dict[str, float]] = []
+        rows, plans = [], list[JudgedPlan]()
         for at in range(config.questions):
-            task = held[int(generator(config.seed, "question", update, at).integers(len(held)))]
-            rows_of, facts_of = await _group(composer, task, judge, config, update, at, budget)
-            gathered += rows_of
-            facts += facts_of
-        rows = [row for row, advantage in gathered if advantage]
+            task = held[int(generator(seed, "question", update, at).integers(len(held)))]
+            rows_of, plans_of = await _group(composer, task, judge, config, update, at, budget)
+            rows += rows_of
+            plans += plans_of
         if rows:
             trainer.update(rows, {"policy_gradient": 1.0})
             policy.refresh()
-        history.append(
-            {name: float(np.mean([one[name] for one in facts])) for name in facts[0]} if facts else {"reward": float("nan")}
-        )
-        progress.at(config.warm + update + 1, f"reward {history[-1]['reward']:.2f}")
+        history.append(_means(plans))
+        progress.at(config.warm + update + 1, f"reward {written.number(history[-1].reward)}")
     return history
+
+
+def _means(plans: Sequence[JudgedPlan]) -> GrpoUpdate:
+    if not plans:
+        return GrpoUpdate(None, None, None)
+    rows = [(plan.reward or 0.0, plan.steps > 0, plan.steps) for plan in plans]
+    return GrpoUpdate(*map(float, np.mean(np.array(rows, float), axis=0)))
 
 
 def _subset(rng: np.random.Generator, everyone: Sequence[int], k: int) -> list[int]:
     return sorted(int(one) for one in rng.permutation(list(everyone))[: k or len(everyone)])
 
 
-def _plan_row(template: ChatTemplate, prompt: Sequence[Message], reply: str) -> Any:
+def _plan_row(template: ChatTemplate, prompt: Sequence[Message], reply: str) -> Row:
     from ramify.model.rendered import laid_out
     from ramify.train.batch import Row
 
@@ -492,24 +563,24 @@ def _plan_row(template: ChatTemplate, prompt: Sequence[Message], reply: str) -> 
 
 async def _group(
     composer: Composer, task: Task, judge: Judge, config: GrpoConfig, update: int, at: int, budget: Budget | None
-) -> tuple[list[tuple[Any, float | None]], list[dict[str, float]]]:
-    """The plans for one question as training rows with their advantages."""
+) -> tuple[list[Row], list[JudgedPlan]]:
+    """The plans for one question that have a reward, and training rows of those with an advantage."""
     from ramify.model.rendered import laid_out
     from ramify.train.batch import Row
 
     template = composer.template
     assert template is not None
-    numbers = _subset(generator(config.seed, "subset", update, at), range(len(composer.pool)), config.subset)
+    numbers = _subset(generator(composer.pool.seed, "subset", update, at), range(len(composer.pool)), config.subset)
     prompt = composer.prompt(prompt_of(task), numbers)
     given = np.array(laid_out(template, [(one.role, one.text) for one in prompt]), np.int32)
     settings = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
 
-    async def one(index: int) -> tuple[Completion, float | None, int]:
+    async def one(index: int) -> JudgedPlan:
         reply = await composer.write(prompt, ("train", update, at, index), settings)
         try:
             plan = parse_workflow(reply.text, numbers, composer.max_steps)
         except ValueError:
-            return reply, composer_reward(False, 0.0), 0
+            return JudgedPlan(reply, composer_reward(False, 0.0), 0)
         chat = Orchestration(
             composer.pool,
             [Message("user", prompt_of(task))],
@@ -521,29 +592,22 @@ async def _group(
         try:
             call = await composer.execute(chat, plan)
         except InfrastructureError:
-            return reply, None, len(plan)
+            return JudgedPlan(reply, None, len(plan))
         if chat.outage:
-            return reply, None, len(plan)  # an outage is no fault of the plan
+            return JudgedPlan(reply, None, len(plan))  # an outage is no fault of the plan
         found = await reward_of(judge, task, call.result.text)
-        return reply, None if found.value is None else composer_reward(True, float(found.value)), len(plan)
+        return JudgedPlan(reply, None if found.value is None else composer_reward(True, float(found.value)), len(plan))
 
-    done = await asyncio.gather(*(one(index) for index in range(config.group)))
-    rewards = [reward for _, reward, _ in done if reward is not None]
-    if not rewards:
-        return [], []
-    advantages = iter(group_advantages(rewards))
-    rows: list[tuple[Any, float | None]] = []
-    facts: list[dict[str, float]] = []
-    for reply, reward, steps in done:
-        if reward is None:
+    done = [plan for plan in await asyncio.gather(*map(one, range(config.group))) if plan.reward is not None]
+    rows = []
+    for plan, advantage in zip(done, group_advantages([plan.reward or 0.0 for plan in done]) if done else (), strict=True):
+        if not advantage:
             continue
-        advantage = float(next(advantages))
-        assert reply.tokens is not None
-        assert reply.logprobs is not None
-        tokens = np.concatenate([given, reply.tokens]).astype(np.int32)
+        assert plan.reply.tokens is not None
+        assert plan.reply.logprobs is not None
+        tokens = np.concatenate([given, plan.reply.tokens]).astype(np.int32)
         mask = np.arange(len(tokens)) >= len(given)
         values = {"logprobs": np.zeros(len(tokens), np.float32), "advantage": np.where(mask, advantage, 0).astype(np.float32)}
-        values["logprobs"][len(given) :] = reply.logprobs
-        rows.append((Row(tokens, mask, values), advantage))
-        facts.append({"reward": reward, "parsed": float(steps > 0), "steps": float(steps)})
-    return rows, facts
+        values["logprobs"][len(given) :] = plan.reply.logprobs
+        rows.append(Row(tokens, mask, values))
+    return rows, done

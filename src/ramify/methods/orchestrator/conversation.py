@@ -1,35 +1,37 @@
 """One conversation: its only log, calls with who saw what, and their nodes in a run. The router and the composer both work on it.
 
 What a worker is shown is computed from the log, stored as the explicit context of its reply's node, and read back from there
-(`ramify orchestrator trace`): nothing is copied, so a leak would show.
+(`ramify orchestrator show trace`): nothing is copied, so a leak would show.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.methods.orchestrator.algorithm import STEPS, CallEvent, choose, probabilities
+from ramify.methods.orchestrator.algorithm import STEPS, CallEvent, Workflow, choose, probabilities
+from ramify.methods.orchestrator.kept import ANSWER, MAKER, AnswerNote, CallNote, provenance_of
 from ramify.methods.orchestrator.pool import CallResult, ModelPool
-from ramify.methods.orchestrator.table import about_call, provenance_of
 from ramify.model.protocol import Completion, Sampling
+from ramify.render.result import Result, Section, Verbatim, table
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.message import Message
-from ramify.trace.node import Annotation, Context, Insert, Span, make_node
+from ramify.trace.node import ROLLOUT, Annotation, AttemptRecord, Context, Insert, Provenance, Span, make_node
 
 if TYPE_CHECKING:
     from ramify.methods.orchestrator.router import TurnRouter
 
-MAKER = "orchestrator"
-ANSWER = "answer"
+STEP = "step"
+"""Purpose of a conversation within another: a step of a composer that it plans itself."""
 TOOL_TURNS = 12
 """Most tool calls in a row of one step."""
 Tools = Callable[[Message], Awaitable[Sequence[Message]]]
@@ -59,24 +61,14 @@ class WorkerCall:
     role: str = ""
     node: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """For reports; ``reply`` is None where the call failed."""
-        one = self.result
-        return {
-            "workflow": self.workflow,
-            "step": self.step,
-            "worker": self.worker,
-            "role": self.role or None,
-            "why": self.why,
-            "saw": [m.to_openai() for m in self.saw],
-            "reply": None if one.failure else one.text,
-            "failure": one.failure or None,
-            "failure_why": one.why or None,
-            "given_tokens": one.given,
-            "sampled_tokens": one.sampled,
-            "usd": one.usd,
-            "cached": one.cached,
-        }
+
+@dataclass(frozen=True)
+class AnswerCandidate:
+    """A reply with its worker."""
+
+    worker: str
+    step: int
+    text: str
 
 
 @dataclass
@@ -87,11 +79,13 @@ class Orchestrated:
     calls: list[WorkerCall] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What went otherwise than planned: fallbacks, workers that failed, plans that could not be read."""
-    workflows: list[dict[str, Any]] = field(default_factory=list)
+    workflows: list[Workflow] = field(default_factory=list)
     completion: Completion | None = None
     """The completion that the answer is."""
     trace: str = ""
     """Its tree in the run."""
+    node: str = ""
+    """The answer's node in the run."""
     planned: tuple[int, int, float] = (0, 0, 0.0)
     """The composer's own tokens, given (estimated, where its model does not count them) and sampled, and their USD."""
 
@@ -106,16 +100,71 @@ class Orchestrated:
         return sum(one.result.given + one.result.sampled for one in self.calls) + sum(self.planned[:2])
 
     @property
-    def candidates(self) -> list[dict[str, Any]]:
+    def candidates(self) -> list[AnswerCandidate]:
         """All replies with their worker, in order."""
-        return [{"worker": one.worker, "step": one.step, "text": one.result.text} for one in self.calls if not one.result.failure]
+        return [AnswerCandidate(one.worker, one.step, one.result.text) for one in self.calls if not one.result.failure]
 
-    def to_json(self) -> dict[str, Any]:
-        """For reports."""
-        return {
-            "answer": self.answer, "trace": self.trace, "usd": self.usd, "tokens": self.tokens, "notes": self.notes,
-            "workflows": self.workflows, "calls": [one.to_json() for one in self.calls],
-        }  # fmt: skip
+
+@dataclass(frozen=True)
+class CallReport:
+    """A call for a report; ``reply`` is None where it failed."""
+
+    workflow: int
+    step: int
+    worker: str
+    role: str | None
+    why: str
+    saw: tuple[Mapping[str, Any], ...]
+    """Messages as OpenAI's clients write them."""
+    reply: str | None
+    failure: str | None
+    failure_why: str | None
+    given_tokens: int
+    sampled_tokens: int
+    usd: float
+    cached: bool
+
+    @classmethod
+    def of(cls, call: WorkerCall) -> CallReport:
+        """Of a call."""
+        end, saw = call.result, tuple(message.to_openai() for message in call.saw)
+        reply = None if end.failure else end.text
+        place, failed = (
+            (call.workflow, call.step, call.worker, call.role or None, call.why),
+            (end.failure or None, end.why or None),
+        )
+        return cls(*place, saw, reply, *failed, end.given, end.sampled, end.usd, end.cached)
+
+
+@dataclass(frozen=True)
+class AnsweredQuery(Result):
+    """What a system made of a conversation, for a reader; ``caveats`` say what went otherwise than planned."""
+
+    answer: str
+    trace: str
+    usd: float
+    tokens: int
+    workflows: tuple[Workflow, ...]
+    calls: tuple[CallReport, ...]
+
+    @classmethod
+    def of(cls, made: Orchestrated) -> AnsweredQuery:
+        """Of what a system made."""
+        plans, calls = tuple(made.workflows), tuple(map(CallReport.of, made.calls))
+        return cls(made.answer, made.trace, made.usd, made.tokens, plans, calls, caveats=tuple(made.notes))
+
+    def sections(self) -> Iterable[Section]:
+        """The answer, the calls, the workflows, what it cost."""
+        head = ("step", "worker", "role", "messages seen", "tokens in", "tokens out", "USD", "reply")
+        rows = [
+            (one.step, one.worker, one.role or "", len(one.saw), one.given_tokens, one.sampled_tokens, one.usd,
+             one.failure or " ".join((one.reply or "").split())[:60])
+            for one in self.calls
+        ]  # fmt: skip
+        plans = [f"workflow {at}: {plan.written()}" for at, plan in enumerate(self.workflows)]
+        cost = f"{len(self.calls)} calls, {self.tokens} tokens, {self.usd:.4g} USD"
+        told = "\n".join([*plans, cost + (f"; trace {self.trace}" if self.trace else "")])
+        yield Section.of("", Verbatim(self.answer), table(head, rows), told)
 
 
 @dataclass(frozen=True)
@@ -181,6 +230,8 @@ class Orchestration:
         self.begun = False
         """Whether some of the answer was told: it can no longer be another's."""
         self._nodes: list[str] = []
+        self._last = ""
+        """The newest reply's node."""
         self._hung = 0
         self.available()
         if run is not None:
@@ -281,28 +332,22 @@ class Orchestration:
     def _keep(self, call: WorkerCall, pieces: Sequence[Shows]) -> str:
         if self.run is None:
             return ""
-        provenance = provenance_of(self.pool, call.result.worker, self.settings)
-        data = about_call(self.pool, call.result) | {"workflow": call.workflow, "step": call.step, "why": call.why}
-        data |= {"role": call.role} if call.role else {}
-        completion = call.result.completion
-        data |= (
-            {"tool_calls": completion.data["tool_calls"]}
-            if completion is not None and completion.data and "tool_calls" in completion.data
-            else {}
-        )
-        own = pieces == self.question() and not call.result.dropped
-        return self._hang(
-            call.result.text, data, provenance, None if own else context_of(pieces, call), bool(call.result.failure)
-        )
+        result = call.result
+        provenance = provenance_of(self.pool, result.worker, self.settings)
+        note = CallNote.of(self.pool, result, workflow=call.workflow, step=call.step, why=call.why, role=call.role)
+        tools = {} if result.completion is None else result.completion.data or {}
+        data = {**note.to_data(), **{name: tools[name] for name in ("tool_calls",) if name in tools}}
+        context = None if pieces == self.question() and not result.dropped else context_of(pieces, call)
+        return self._hang(result.text, data, provenance, context, bool(result.failure))
 
-    def planned(self, text: str, prompt: Sequence[Message], provenance: Any, data: Mapping[str, Any]) -> str:
+    def planned(self, text: str, prompt: Sequence[Message], provenance: Provenance, note: CallNote) -> str:
         """Keep a composer's plan, shown its own prompt."""
         if self.run is None:
             return ""
         context = Context(tuple(Insert(one.text, None, one.role) for one in prompt))
-        return self._hang(text, {"composer": True, **data}, provenance, context, False)
+        return self._hang(text, note.to_data(), provenance, context, False)
 
-    def _hang(self, text: str, data: Mapping[str, Any], provenance: Any, context: Context | None, failed: bool) -> str:
+    def _hang(self, text: str, data: Mapping[str, Any], provenance: Provenance, context: Context | None, failed: bool) -> str:
         assert self.run is not None
         asked = self.run.node(self._nodes[-1])
         index, self._hung = self._hung, self._hung + 1
@@ -312,6 +357,7 @@ class Orchestration:
         )  # fmt: skip
         with self.run.transaction():
             self.run.add(provenance, *([] if context is None else [context]), node)
+        self._last = node.id
         return node.id
 
     def extend(self, reply: Message, node: str, results: Sequence[Message]) -> None:
@@ -326,23 +372,47 @@ class Orchestration:
                 self._nodes.append(above.id)
             self.run.commit()
 
-    def result(self, call: WorkerCall, workflows: Sequence[Mapping[str, Any]] = ()) -> Orchestrated:
+    def result(self, call: WorkerCall, workflows: Sequence[Workflow] = ()) -> Orchestrated:
         """The end: ``call`` is the answer."""
         planned = (sum(one[0] for one in self.spent), sum(one[1] for one in self.spent), sum(one[2] for one in self.spent))
         made = Orchestrated(
             call.result.text,
             self.calls,
             self.notes,
-            [dict(one) for one in workflows],
+            list(workflows),
             call.result.completion,
             self.tree if self.run else "",
+            call.node,
             planned,
         )
         if self.run is not None and call.node:
-            value = {"notes": self.notes, "workflows": made.workflows, "usd": made.usd, "tokens": made.tokens}
-            self.run.add(Annotation(call.node, 1, ANSWER, MAKER, value))
+            note = AnswerNote(tuple(self.notes), tuple(workflows), made.usd, made.tokens)
+            self.run.add(Annotation(call.node, 1, ANSWER, MAKER, codec.to_json(note)))
             self.run.commit()
         return made
+
+    def attempt(self, run: Run, made: Orchestrated | None, purpose: str = ROLLOUT, **ended: Any) -> AttemptRecord:
+        """The record of the conversation as an attempt, which ends at its answer, without one at its newest reply; ``ended``: how
+        (fields of the record)."""
+        leaf = run.node((made and made.node) or self._last or self._nodes[-1])
+        if leaf.tree != self.tree:  # the answer of a conversation within this one
+            leaf = run.node(self._last or self._nodes[-1])
+        return AttemptRecord(leaf.id, self.tree, None, 0, purpose, 0, provenance=leaf.provenance, **ended)
+
+    async def concluded(self, work: Awaitable[Orchestrated], purpose: str = ROLLOUT) -> Orchestrated:
+        """What ``work`` on this conversation comes to. Its run has the record of the attempt, of one that failed, too."""
+        try:
+            made = await work
+        except InfrastructureError as error:
+            self._end(None, purpose, failure=error.message)
+            raise
+        self._end(made, purpose)
+        return made
+
+    def _end(self, made: Orchestrated | None, purpose: str, **ended: Any) -> None:
+        if self.run is not None:
+            self.run.add(self.attempt(self.run, made, purpose, **ended))
+            self.run.commit()
 
 
 def context_of(pieces: Sequence[Shows], call: WorkerCall) -> Context:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,13 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import derive_key, generator
 from ramify.env.protocol import Environment, Task, TaskSet
-from ramify.methods.orchestrator.algorithm import STEPS, SepCma, gain, population
+from ramify.methods.orchestrator.algorithm import STEPS, RoutingGain, SearchState, SepCma, gain, population
 from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, answer_with
 from ramify.methods.orchestrator.middleware import Routed
 from ramify.methods.orchestrator.pool import ModelPool
 from ramify.methods.orchestrator.table import prompt_of, reward_of
 from ramify.model.protocol import Sampling
+from ramify.render.result import CALL, Result, Section, table
 from ramify.rollout.agent import Agent
 from ramify.rollout.run import Episodes
 from ramify.score.judge import Judge
@@ -37,7 +39,6 @@ from ramify.trace.message import Message
 if TYPE_CHECKING:
     from ramify.methods.orchestrator.router import TurnRouter
 
-KIND = "orchestrator evolve"
 GENERATION = "generation"
 
 
@@ -60,8 +61,6 @@ class EvolveRouterConfig(Config):
     """Of the workers."""
     max_tokens: int = Field(1024, ge=1)
     """Longest reply of a worker."""
-    seed: int = 0
-    """Decides every sample."""
 
 
 class _Steady(Routed):
@@ -79,7 +78,7 @@ class _Steady(Routed):
 
 
 class Trial:
-    """Plays episodes with a router: tasks with a judge, or an environment."""
+    """Plays episodes with a router: tasks with a judge, or an environment. The pool's seed decides every sample."""
 
     def __init__(
         self, pool: ModelPool, tasks: TaskSet, config: EvolveRouterConfig, judge: Judge | None = None,
@@ -88,22 +87,15 @@ class Trial:
     ) -> None:  # fmt: skip
         """Raises UserError unless there is a judge or an environment, and not both."""
         if (judge is None) == (environment is None):
-            raise UserError("evolution plays tasks with --judge, or an environment with --env: give one of them")
-        self.pool, self.tasks, self.config, self.judge, self.environment, self.budget = (
-            pool,
-            list(tasks),
-            config,
-            judge,
-            environment,
-            budget,
-        )
-        self.exclude = tuple(exclude)
+            raise UserError("evolution plays tasks with --judge, or an environment with --evolved.env: give one of them")
+        self.pool, self.tasks, self.config, self.judge = pool, list(tasks), config, judge
+        self.environment, self.budget, self.exclude = environment, budget, tuple(exclude)
         self.sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
 
     async def rewards(self, router: TurnRouter, name: str, n: int) -> list[float | None]:
         """Rewards of ``n`` episodes; ``name`` decides tasks and samples, the same for every router. None of one in
         which a worker failed: another answered in its place, if any, and that says nothing about the choice."""
-        picks = generator(self.config.seed, name, "tasks").integers(len(self.tasks), size=n)
+        picks = generator(self.pool.seed, name, "tasks").integers(len(self.tasks), size=n)
         if self.environment is not None:
             return await self._played(router, name, [self.tasks[int(i)] for i in picks])
         return list(
@@ -129,7 +121,7 @@ class Trial:
         model = _Steady(self.pool.models[0]).over(self.pool, router)
         model.exclude = self.exclude
         with tempfile.TemporaryDirectory() as scratch, Run.create(Path(scratch) / "run", {}) as run:
-            seed = derive_key(self.config.seed, name) % 2**31
+            seed = derive_key(self.pool.seed, name) % 2**31
             episodes = Episodes(Agent(model, None, self.sampling), self.environment, run, seed, budget=self.budget)
             done = await asyncio.gather(*(episodes.attempt(f"{at}", task, 0) for at, task in enumerate(tasks)))
         return [None if one.failure else float(one.outcome) if one.outcome is not None else one.reward for one in done]
@@ -147,17 +139,53 @@ def fitness(rewards: Sequence[Sequence[float | None]]) -> list[float]:
     return [float(one) for one in held[:, known].mean(axis=1)]
 
 
-async def evolve(router: TurnRouter, trial: Trial, run: Run, progress: Progress = SILENT) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RouterGeneration:
+    """A finished generation: how the search continues, and what its candidates got."""
+
+    state: SearchState
+    mean: float
+    best: float
+
+
+@dataclass(frozen=True)
+class EvolvedRouter(Result):
+    """What evolution made of a router. ``kept``: it was better on fresh samples, else the router is as it was."""
+
+    generations: int
+    parameters: int
+    size: int
+    """Candidates of a generation."""
+    sigma: float
+    means: tuple[float, ...]
+    """Mean reward of each generation."""
+    start: float
+    end: float
+    gain: RoutingGain | None
+    kept: bool
+    says: str
+    out: str = ""
+    spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict, metadata=CALL)
+    cached: Mapping[str, Mapping[str, float]] = field(default_factory=dict, metadata=CALL)
+
+    def sections(self) -> Iterable[Section]:
+        """What it came to, and what each worker was asked."""
+        spent = table(("worker", "unit", "spent"), ((who, *one) for who, own in self.spent.items() for one in own.items()))
+        yield Section.of("", self.says, spent)
+
+
+async def evolve(router: TurnRouter, trial: Trial, run: Run, progress: Progress = SILENT) -> EvolvedRouter:
     """Evolve ``router`` in place, from the last generation in ``run``. Raises BudgetSpentError: finished generations are kept."""
     config = trial.config
     begun = router.vector()
-    search = SepCma(begun, config.sigma or router.step_size(), config.seed, config.size or population(router.size))
-    stored = run.journal(GENERATION)
+    stored = list(run.memo(GENERATION, RouterGeneration).values())
+    first = config.sigma or router.step_size()
+    search = SepCma(begun, first, trial.pool.seed, config.size or population(router.size))
     if stored:
-        search = SepCma.from_json(stored[-1].payload["state"])
-    best = [float(entry.payload["mean"]) for entry in stored]
-    progress.begin(config.generations, search.generation, "", "generations")
-    while search.generation < config.generations:
+        search = SepCma.of(stored[-1].state)
+    means = [one.mean for one in stored]
+
+    async def generation() -> tuple[RouterGeneration, tuple[()]]:
         trial.pool.forget()
         candidates, name = search.ask(), f"generation {search.generation}"
         rewards = []
@@ -166,10 +194,13 @@ async def evolve(router: TurnRouter, trial: Trial, run: Run, progress: Progress 
             rewards.append(await trial.rewards(router, name, config.episodes))
         scores = fitness(rewards)
         search.tell(candidates, scores)
-        best.append(float(np.mean(scores)))
-        run.log(GENERATION, str(search.generation), {"state": search.to_json(), "mean": best[-1], "best": max(scores)})
-        run.commit()
-        progress.at(search.generation, f"mean reward {best[-1]:.3f}")
+        return RouterGeneration(search.state, float(np.mean(scores)), max(scores)), ()
+
+    progress.begin(config.generations, search.generation, "", "generations")
+    while search.generation < config.generations:
+        made = await run.once_awaited(GENERATION, str(search.generation + 1), RouterGeneration, generation)
+        means.append(made.mean)
+        progress.at(search.generation, f"mean reward {made.mean:.3f}")
     trial.pool.forget()
     old: list[float | None] = []
     new: list[float | None] = []
@@ -179,11 +210,11 @@ async def evolve(router: TurnRouter, trial: Trial, run: Run, progress: Progress 
     start, end = fitness([old, new])
     pairs = [(a, b) for a, b in zip(new, old, strict=True) if a is not None and b is not None]
     better = gain(np.array([a for a, _ in pairs]), np.array([b for _, b in pairs])) if len(pairs) > 1 else None
-    kept = better is not None and better["value"] > 0
+    kept = better is not None and better.value > 0
     router.set_vector(search.mean if kept else begun)
     if kept:
         router.history.append(f"evolve {config.generations}")
-    return {
-        "generations": search.generation, "parameters": router.size, "size": search.size, "sigma": search.sigma, "means": best,
-        "start": start, "end": end, "gain": better, "kept": kept,
-    }  # fmt: skip
+    says = f"evolution moved the reward from {start:.3f} to {end:.3f} on fresh samples: "
+    says += "kept" if kept else "not better, so the router is as it was"
+    shape = (search.generation, router.size, search.size, search.sigma)
+    return EvolvedRouter(*shape, tuple(means), start, end, better, kept, says)

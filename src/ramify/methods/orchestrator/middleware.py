@@ -84,7 +84,7 @@ class _OverPool(Middleware, ABC):
         chat = Orchestration(pool, prefix.messages, str(key), settings=settings, exclude=self.exclude, run=self.run, tree=tree)
         chat.offered, chat.tell = prefix.tools, tell
         try:
-            made = await self._answer(chat)
+            made = await chat.concluded(self._answer(chat))
         except InfrastructureError as error:
             if chat.begun or any(one is self.inner for one in pool.models):  # which has failed by now, or is excluded
                 raise

@@ -297,6 +297,12 @@ class ModelPool:
             raise UserError(f"the pool has no worker '{name}' ({nearest(name, self.names)})")
         return self.names.index(name)
 
+    def best(self, name: str, exclude: Collection[str] = ()) -> int:
+        """The worker of ``--best``. Raises UserError where there is none of that name, and where it is excluded."""
+        if not self.available(exclude)[self.index(name)]:
+            raise UserError(f"--best '{name}' is excluded: name another worker")
+        return self.index(name)
+
     def cost(self, worker: int, given: float, sampled: float) -> float:
         """USD of a call with so many tokens."""
         price = self.workers[worker].price

@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ramify.base import codec
 from ramify.base.budget import Budget
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import folder_aside, read_record, read_regular, refusal
@@ -28,7 +29,7 @@ from ramify.engine.tiny import TinyLM, weights_hash
 from ramify.methods.orchestrator.algorithm import informative, probabilities, soft_targets
 from ramify.methods.orchestrator.conversation import TOOL_TURNS, Orchestrated, Orchestration, ToolUse, answer_with, route
 from ramify.methods.orchestrator.pool import ModelPool
-from ramify.methods.orchestrator.settings import POSITION, RouterFitConfig
+from ramify.methods.orchestrator.settings import POSITION, RouterFit, RouterFitConfig, RouterRecord
 from ramify.methods.orchestrator.table import RewardTable
 from ramify.model.protocol import Sampling, Tokenizer
 from ramify.trace.db import Run
@@ -125,7 +126,7 @@ class TurnRouter:
         matrices = [name for name, weight in self.module.named_parameters() if weight.dim() == 2]
         for text in self.svf:
             if not any(text in name for name in matrices):
-                raise UserError(f"--svf '{text}': no matrix of the backbone has that in its name ({nearest(text, matrices)})")
+                raise UserError(f"--router.svf '{text}': no matrix of the backbone has that in its name ({nearest(text, matrices)})")
         return [name for name in matrices if any(text in name for text in self.svf)]
 
     def _tune(self, name: str) -> SingularScale:
@@ -201,8 +202,9 @@ class TurnRouter:
         pool.check_router(self.workers)
         given = [Message("user", query)] if isinstance(query, str) else list(query)
         chat = Orchestration(pool, given, key, settings=settings, exclude=exclude, budget=budget, run=run, tools=tools)
-        if tools is None:
-            return await answer_with(chat, self)
+        return await chat.concluded(answer_with(chat, self) if tools is None else self._with_tools(chat, tools))
+
+    async def _with_tools(self, chat: Orchestration, tools: ToolUse) -> Orchestrated:
         for turn in range(TOOL_TURNS + 1):
             made = await route(chat, self, turn)
             assert made.completion is not None
@@ -238,17 +240,18 @@ class TurnRouter:
         """Hash of backbone and parameters."""
         from ramify.base.ids import json_hash, stable_hash
 
-        return stable_hash("router", self.backbone_hash, json_hash(self.record()), self.vector().tobytes().hex())
+        record = json_hash(codec.to_json(self.record()))
+        return stable_hash("router", self.backbone_hash, record, self.vector().tobytes().hex())
 
     def fit(
         self, table: RewardTable, config: RouterFitConfig | None = None, seed: int = 0, progress: Progress = SILENT
-    ) -> dict[str, Any]:
+    ) -> RouterFit:
         """Stage one: KL(softmax(r / TAU) || router) over the table's tasks, by gradient. Tasks on which all workers are equal
         teach nothing and are left out. Raises UserError where no task tells workers apart,
         and where the table's workers are others.
         """
         config = config or RouterFitConfig()
-        means = self._means(table)
+        means = self.means_of(table)
         rows = np.flatnonzero(np.isfinite(means).all(axis=1) & informative(np.nan_to_num(means)))
         if not len(rows):
             raise UserError("no task of the table tells workers apart: there is nothing to learn")
@@ -276,9 +279,10 @@ class TurnRouter:
             progress.at(step + 1, f"divergence {losses[-1]:.3f}")
         self.head = head.detach().clone()
         self.history.append("fit")
-        return {"tasks": len(rows), "tasks_left_out": len(table.tasks) - len(rows), "kl": losses[-1], "kl_before": losses[0]}
+        return RouterFit(len(rows), len(table.tasks) - len(rows), losses[-1], losses[0])
 
-    def _means(self, table: RewardTable) -> np.ndarray:
+    def means_of(self, table: RewardTable) -> np.ndarray:
+        """Mean rewards (I, L) of the router's workers, in its order. Raises UserError where the table knows one not."""
         missing = [name for name in self.workers if name not in table.workers]
         if missing:
             raise UserError(f"the table knows no worker '{missing[0]}' ({nearest(missing[0], table.workers)})")
@@ -292,12 +296,10 @@ class TurnRouter:
 
     # -- files
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> RouterRecord:
         """What the router is besides its numbers."""
-        return {
-            "workers": list(self.workers), "hidden_pos": self.hidden_pos, "svf": list(self.svf), "roles": self.roles,
-            "backbone": self.spec, "backbone_hash": self.backbone_hash, "history": list(self.history),
-        }  # fmt: skip
+        shape = (self.workers, self.hidden_pos, self.svf, self.roles)
+        return RouterRecord(*shape, self.spec, self.backbone_hash, tuple(self.history))
 
     def save(self, folder: Path) -> None:
         """Write router.json and router.safetensors, both or none. Raises UserError where the folder is there already, RamifyError
@@ -313,7 +315,7 @@ class TurnRouter:
                 (made / FILES[1]).write_bytes(
                     save({name: one.contiguous() for name, one in held.items()}, metadata={"format": "pt"})
                 )
-                (made / FILES[0]).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
+                (made / FILES[0]).write_text(json.dumps(codec.to_json(self.record()), indent=1) + "\n", encoding="utf-8")
                 made.rename(folder)
         except OSError as error:
             raise refusal(f"cannot write the router {folder}", error) from error
@@ -323,18 +325,15 @@ class TurnRouter:
         """The router in ``folder``, on the backbone it names or on ``backbone``.
         Raises UserError where it cannot be read or does not fit."""
         if not is_router(folder):
-            raise UserError(f"{folder} holds no router: `ramify orchestrator train-router` makes one")
-        record = read_record(folder / FILES[0], "the router")
-        try:
-            options = {"hidden_pos": int(record["hidden_pos"]), "svf": list(record["svf"]), "roles": bool(record["roles"])}
-            workers, spec, known = [str(one) for one in record["workers"]], str(record["backbone"]), str(record["backbone_hash"])
-            history = [str(one) for one in record["history"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / FILES[0]} is no router's record: {type(error).__name__} {error}") from None
+            raise UserError(f"{folder} holds no router: `ramify orchestrator train router` makes one")
+        path = folder / FILES[0]
+        record = codec.from_json(RouterRecord, read_record(path, "the router"), f"{path} is no router's record")
+        options = {"hidden_pos": record.hidden_pos, "svf": record.svf, "roles": record.roles}
+        spec, workers = record.backbone, record.workers
         made = (
             cls.from_backbone(spec, workers, **options) if backbone is None else cls.of(backbone, workers, spec=spec, **options)
         )
-        if made.backbone_hash != known:
+        if made.backbone_hash != record.backbone_hash:
             raise UserError(f"{folder}: its backbone '{spec}' has other weights than it was trained on")
         try:
             held = load(read_regular(folder / FILES[1], "the router", 1 << 30))
@@ -344,7 +343,7 @@ class TurnRouter:
             raise
         except Exception as error:  # safetensors raises its own error type, not exported
             raise UserError(f"cannot read the router {folder / FILES[1]}: {error}") from None
-        made.history = history
+        made.history = list(record.history)
         return made
 
 

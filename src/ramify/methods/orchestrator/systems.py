@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.env.protocol import Task, TaskSet
-from ramify.methods.orchestrator.algorithm import STEPS, Workflow, gain
+from ramify.methods.orchestrator.algorithm import STEPS, RoutingGain, Workflow, gain
 from ramify.methods.orchestrator.composer import Composer
-from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, answer_with
+from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, WorkerCall, answer_with
+from ramify.methods.orchestrator.kept import judged_as
 from ramify.methods.orchestrator.pool import ModelPool
 from ramify.methods.orchestrator.table import RewardTable, group_of, prompt_of, reward_of
 from ramify.model.protocol import Sampling
+from ramify.render.result import CALL, Result, Section, table
 from ramify.score.judge import Judge, plain, records
 from ramify.stats.intervals import mean_t
 from ramify.trace.db import Run
 from ramify.trace.message import Message
+from ramify.trace.node import EVAL, Finding
 
 if TYPE_CHECKING:
     from ramify.methods.orchestrator.router import TurnRouter
 
+ANSWERED = "answered"
 Answers = Callable[[Task, Orchestration], Awaitable[Orchestrated]]
 MERGE = "Several answers to the question are above. Compare them and give the best complete answer."
 
@@ -55,7 +61,7 @@ def single(pool: ModelPool, worker: int) -> NamedSystem:
     return NamedSystem(f"single {pool.names[worker]}", answer)
 
 
-async def _sure(chat: Orchestration, worker: int) -> Any:
+async def _sure(chat: Orchestration, worker: int) -> WorkerCall:
     if not chat.available()[worker]:
         raise InfrastructureError("provider", f"'{chat.pool.names[worker]}' is excluded or down")
     call = await chat.ask(worker, chat.question(), 0, 0, "always this one")
@@ -74,15 +80,15 @@ def at_random(pool: ModelPool, seed: int = 0) -> NamedSystem:
     return NamedSystem("random", answer)
 
 
-def oracle(pool: ModelPool, table: RewardTable) -> NamedSystem:
-    """The worker that was best on each task in ``table``, whose samples are others: an oracle without the winner's curse."""
-    means = np.nan_to_num(table.means(), nan=-1.0)
-    known = [pool.index(name) for name in table.workers]
+def oracle(pool: ModelPool, rewards: RewardTable) -> NamedSystem:
+    """The worker that was best on each task in ``rewards``, whose samples are others: an oracle without the winner's curse."""
+    means = np.nan_to_num(rewards.means(), nan=-1.0)
+    known = [pool.index(name) for name in rewards.workers]
 
     async def answer(task: Task, chat: Orchestration) -> Orchestrated:
-        if task.id not in table.tasks:
+        if task.id not in rewards.tasks:
             raise UserError(f"the table knows no task '{task.id}', so there is no oracle for it")
-        own = dict(zip(known, means[table.tasks.index(task.id)], strict=True))
+        own = dict(zip(known, means[rewards.tasks.index(task.id)], strict=True))
         return chat.result(await _sure(chat, max(allowed_of(chat), key=lambda at: (own.get(at, -1.0), -at))))
 
     return NamedSystem("oracle", answer)
@@ -112,9 +118,8 @@ def mixture(pool: ModelPool, aggregator: int, allowed: Sequence[bool] | None = N
     plan = Workflow(tasks, (*asked, aggregator), (*[()] * len(asked), tuple(range(len(asked)))))
 
     async def answer(task: Task, chat: Orchestration) -> Orchestrated:
-        return chat.result(
-            await Composer(pool.models[aggregator], pool, fallback=aggregator).execute(chat, plan), [plan.to_json()]
-        )
+        call = await Composer(pool.models[aggregator], pool, fallback=aggregator).execute(chat, plan)
+        return chat.result(call, [plan])
 
     return NamedSystem("mixture of agents", answer)
 
@@ -137,14 +142,70 @@ def composed(composer: Composer) -> NamedSystem:
     return NamedSystem("composer", answer)
 
 
-@dataclass
-class SystemScores:
-    """What a system got on each task, None where it could not answer or the judge could not judge."""
+@dataclass(frozen=True)
+class SystemAnswer:
+    """What a system got on a task: no reward where it could not answer or the judge could not judge."""
 
-    name: str
-    rewards: list[float | None] = field(default_factory=list)
-    usd: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    reward: float | None = None
+    usd: float = 0.0
+    tokens: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class SystemRow:
+    """A system on the tasks that it and the first one answered."""
+
+    system: str
+    n: int
+    unanswered: int
+    mean: float | None
+    interval: tuple[float, float] | None
+    usd_a_task: float
+    tokens_a_task: float
+    gain: RoutingGain | None = None
+    """Over the first system."""
+    within_groups: Mapping[str, float] | None = None
+    """That gain's mean in each group of tasks."""
+
+
+@dataclass(frozen=True)
+class SystemsCompared(Result):
+    """Every system beside the first, with cost and tokens."""
+
+    systems: tuple[SystemRow, ...]
+    against: str
+    out: str = ""
+    spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict, metadata=CALL)
+
+    def sections(self) -> Iterable[Section]:
+        """A row a system."""
+        head = ("system", "reward", "95 % interval", f"over {self.against}", "95 % interval", "USD a task", "tokens a task")
+        rows = []
+        for one in self.systems:
+            over = (
+                (None, None)
+                if one.gain is None
+                else (f"{one.gain.value:+.3f}{' (tie)' * one.gain.tie}", _ends(one.gain.interval))
+            )
+            rows.append((one.system, one.mean, _ends(one.interval), *over, one.usd_a_task, one.tokens_a_task, one.unanswered))
+        yield Section.of("", table((*head, "unanswered"), rows))
+
+    def findings(self, maker: str) -> list[Finding]:
+        """How router and composer compare."""
+        made = []
+        for one in self.systems:
+            if one.gain is not None and one.system in ("router", "composer"):
+                word = "ties with" if one.gain.tie else "beats" if one.gain.value > 0 else "loses to"
+                amount = f"{one.gain.value:+.3f} at {one.tokens_a_task:.0f} tokens a task"
+                why, name = f"the {one.system} {word} {self.against}: {amount}", f"{one.system} compared"
+                evidence = codec.to_json(one)
+                made.append(Finding(name, maker, why, value=one.gain.value, unit="reward", evidence=evidence))
+        return made
+
+
+def _ends(ends: tuple[float, float] | None) -> str | None:
+    return None if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
 
 
 async def evaluate(
@@ -158,104 +219,67 @@ async def evaluate(
     exclude: Collection[str] = (),
     run: Run | None = None,
     progress: Progress = SILENT,
-) -> dict[str, Any]:
+) -> SystemsCompared:
     """Every system on every task, on the same samples of the same workers;
     each against the first, with interval, cost and tokens.
 
-    With a ``run`` each answer is kept with its calls and its score,
+    With a ``run`` each answer is kept with its calls, its score and the record of the attempt,
     and what is there is not asked again. Raises BudgetSpentError, UserError.
     """
-    done = {entry.key: entry.payload for entry in run.journal("answered")} if run is not None else {}
-    found = [SystemScores(system.name) for system in systems]
-    progress.begin(len(systems) * len(tasks), len(done), "", "answers")
+
+    async def answered(system: NamedSystem, task: Task, key: str) -> tuple[SystemAnswer, Iterable[Any]]:
+        asked = [Message("user", prompt_of(task))]
+        chat = Orchestration(pool, asked, task.id, settings=settings, exclude=exclude, budget=budget, run=run, tree=key)
+        try:
+            made = await system.answer(task, chat)
+        except InfrastructureError as error:
+            ended = [] if run is None else [chat.attempt(run, None, EVAL, failure=error.message)]
+            return SystemAnswer(failure=error.message), ended
+        judgement = await reward_of(judge, task, made.answer)
+        outcome, reward = judged_as(judgement)
+        row = SystemAnswer(reward, made.usd, made.tokens, judgement.failure)
+        if run is None:
+            return row, ()
+        attempt = chat.attempt(run, made, EVAL, outcome=outcome, reward=reward)
+        return row, (attempt, *records(judge, attempt.leaf, judgement))
+
+    done = {} if run is None else run.memo(ANSWERED, SystemAnswer)
+    rows: list[list[SystemAnswer]] = [[] for _ in systems]
     at = len(done)
+    progress.begin(len(systems) * len(tasks), at, "", "answers")
     for task in tasks:
-        for system, scores in zip(systems, found, strict=True):
+        for system, own in zip(systems, rows, strict=True):
             key = f"{task.id} {system.name}"
-            if key not in done:
-                row = await _answered(system, pool, task, judge, settings, budget, exclude, run, key)
-                done[key] = row
-                at += 1
-                progress.at(at, system.name)
-            scores.rewards.append(done[key]["reward"])
-            scores.usd.append(done[key]["usd"])
-            scores.tokens.append(done[key]["tokens"])
-    return compared(found, [group_of(task.data) for task in tasks])
+            if key in done:
+                own.append(done[key])
+                continue
+            make = partial(answered, system, task, key)
+            own.append((await make())[0] if run is None else await run.once_awaited(ANSWERED, key, SystemAnswer, make))
+            at += 1
+            progress.at(at, system.name)
+    groups = [group_of(task.data) for task in tasks]
+    first = rows[0]
+    compared = [_compared(system.name, own, first, groups) for system, own in zip(systems, rows, strict=True)]
+    return SystemsCompared(tuple(compared), systems[0].name)
 
 
-async def _answered(
-    system: NamedSystem, pool: ModelPool, task: Task, judge: Judge, settings: Sampling | None, budget: Budget | None,
-    exclude: Collection[str], run: Run | None, key: str,
-) -> dict[str, Any]:  # fmt: skip
-    asked = [Message("user", prompt_of(task))]
-    chat = Orchestration(pool, asked, task.id, settings=settings, exclude=exclude, budget=budget, run=run, tree=key)
-    row: dict[str, Any] = {"reward": None, "usd": 0.0, "tokens": 0, "failure": ""}
-    try:
-        made = await system.answer(task, chat)
-    except InfrastructureError as error:
-        row["failure"] = error.message
-    else:
-        found = await reward_of(judge, task, made.answer)
-        row |= {
-            "reward": None if found.value is None else float(found.value),
-            "usd": made.usd,
-            "tokens": made.tokens,
-            "failure": found.failure,
-        }
-        answer = next((call.node for call in reversed(chat.calls) if call.result.text == made.answer and call.node), "")
-        if run is not None and answer:
-            run.add(*records(judge, answer, found))
-    if run is not None:
-        run.log("answered", key, row)
-        run.commit()
-    return row
-
-
-def compared(found: Sequence[SystemScores], groups: Sequence[str]) -> dict[str, Any]:
-    """Each system's mean with interval, cost and tokens a task, its gain over the first,
-    and the mean of that gain within groups."""
-    rows, first = [], found[0]
-    for one in found:
-        known = [i for i, (a, b) in enumerate(zip(one.rewards, first.rewards, strict=True)) if a is not None and b is not None]
-        own = np.array([one.rewards[i] for i in known], float)
-        base = np.array([first.rewards[i] for i in known], float)
-        row: dict[str, Any] = {
-            "system": one.name,
-            "n": len(known),
-            "unanswered": sum(x is None for x in one.rewards),
-            "mean": float(own.mean()) if known else None,
-            "interval": list(mean_t(own)) if len(known) > 1 else None,
-            "usd_a_task": float(np.mean(one.usd)),
-            "tokens_a_task": float(np.mean(one.tokens)),
-            "gain": None,
-            "within_groups": None,
-        }
-        if one is not first and known:
-            row["gain"] = gain(own, base)
-            names = [groups[i] for i in known]
-            if len(set(names)) > 1:
-                row["within_groups"] = {
-                    name: float((own - base)[[n == name for n in names]].mean()) for name in sorted(set(names))
-                }
-        rows.append(row)
-    return {"systems": rows, "against": first.name}
-
-
-def plain_row(row: Mapping[str, Any]) -> list[Any]:
-    """A row of :func:`compared` for a table."""
-    gained = row["gain"]
-    over = "-" if gained is None else f"{gained['value']:+.3f}" + (" (tie)" if gained["tie"] else "")
-    return [
-        row["system"],
-        row["mean"],
-        _ends(row["interval"]),
-        over,
-        _ends(gained and gained["interval"]),
-        row["usd_a_task"],
-        row["tokens_a_task"],
-        row["unanswered"],
+def _compared(name: str, rows: Sequence[SystemAnswer], first: Sequence[SystemAnswer], groups: Sequence[str]) -> SystemRow:
+    """A system's mean with interval, cost and tokens a task, its gain over the first, and the mean of that within groups."""
+    pairs = [
+        (one.reward, other.reward, group)
+        for one, other, group in zip(rows, first, groups, strict=True)
+        if one.reward is not None and other.reward is not None
     ]
-
-
-def _ends(ends: Any) -> str:
-    return "-" if not ends else f"{ends[0]:.3f} to {ends[1]:.3f}"
+    own, base = (np.array([pair[side] for pair in pairs], float) for side in (0, 1))
+    names = np.array([group for *_, group in pairs])
+    over, within = None, None
+    if rows is not first and pairs:
+        over = gain(own, base)
+        differ = own - base
+        within = {group: float(differ[names == group].mean()) for group in sorted(set(names.tolist()))}
+    return SystemRow(
+        name, len(pairs), sum(one.reward is None for one in rows),
+        float(own.mean()) if pairs else None, mean_t(own) if len(pairs) > 1 else None,
+        float(np.mean([one.usd for one in rows])), float(np.mean([one.tokens for one in rows])),
+        over, within if within and len(within) > 1 else None,
+    )  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,21 @@ import numpy as np
 
 from ramify.base.budget import Budget
 from ramify.base.errors import UserError
+from ramify.base.ids import stable_hash
 from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import AnyTasks, Task, TaskSet, task_set_of
-from ramify.methods.orchestrator.algorithm import LEAST_REPEATS, by_group, cross_fitted, gain
+from ramify.methods.orchestrator.algorithm import LEAST_REPEATS, RoutingGain, by_group, cross_fitted, gain
+from ramify.methods.orchestrator.kept import CallNote, call_note, judged_as, provenance_of
 from ramify.methods.orchestrator.pool import CallResult, ModelPool
 from ramify.model.protocol import Sampling
+from ramify.render.result import CALL, Result, Section, table
 from ramify.score.judge import Item, Judge, Judgement, judged, records
 from ramify.stats.intervals import mean_t
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
-from ramify.trace.lines import read_lines
+from ramify.trace.lines import read_rows
 from ramify.trace.message import Message
-from ramify.trace.node import Finding, Node, Provenance, make_node
+from ramify.trace.node import EVAL, AttemptRecord, Finding, make_node
 from ramify.trace.sources import run_folder
 
 KIND = "orchestrator collect"
@@ -70,13 +74,10 @@ async def collect_into(
     failed has no reward, and the same command tries it again. What is to be asked of a worker that is down waits until the others
     are done and it may be asked again; where it is still down then, its calls fail at once.
     Raises BudgetSpentError, and UserError as :func:`reward_of`."""
-    run.add(*[provenance_of(pool, worker, settings) for worker in range(len(pool))])
-    done = {
-        (node.tree, node.data["worker"], node.index) for node in run.each(Node) if "worker" in node.data and node.stop != "failed"
-    }
-    wanted = [
-        (task, w, k) for k in range(n) for task in tasks for w in range(len(pool)) if (task.id, pool.names[w], k) not in done
-    ]
+    who = [provenance_of(pool, worker, settings) for worker in range(len(pool))]
+    run.add(*who)
+    done = {(one.tree, one.provenance, one.index) for one in run.attempts(purpose=EVAL) if one.failure is None}
+    wanted = [(task, w, k) for k in range(n) for task in tasks for w in range(len(pool)) if (task.id, who[w].hash, k) not in done]
     total, failed = n * len(tasks) * len(pool), 0
     progress.begin(total, total - len(wanted), "", "calls")
     gate, ended = asyncio.Semaphore(16), total - len(wanted)
@@ -126,58 +127,22 @@ async def collect_into(
         await all_of([cell for cell in later if cell not in first])
 
 
-def provenance_of(pool: ModelPool, worker: int, settings: Sampling) -> Provenance:
-    """Who said what a worker said."""
-    identity = pool.models[worker].identity
-    return Provenance(identity.name, identity.weights, {**settings.to_json(), "worker": pool.names[worker]}, pool.seed)
-
-
-def about_call(pool: ModelPool, result: CallResult) -> dict[str, Any]:
-    """What a run keeps of a call beside its text. ``seconds`` is left out where nothing was asked of a clock."""
-    found: dict[str, Any] = {
-        "worker": pool.names[result.worker],
-        "usd": result.usd,
-        "given_tokens": result.given,
-        "sampled_tokens": result.sampled,
-    }
-    if result.failure:
-        found["failure"] = {"kind": result.failure, "why": result.why[:300]}
-    if result.dropped:
-        found["dropped_characters"] = result.dropped
-    return found
-
-
 def keep_call(
-    run: Run,
-    task: Task,
-    pool: ModelPool,
-    settings: Sampling,
-    repeat: int,
-    result: CallResult,
-    judge: Judge,
+    run: Run, task: Task, pool: ModelPool, settings: Sampling, repeat: int, result: CallResult, judge: Judge,
     found: Judgement | None,
-) -> None:
-    """Store a call and its score, whole."""
+) -> None:  # fmt: skip
+    """Store a call, which is an attempt at its task, and its score, whole."""
+    note, who = CallNote.of(pool, result), provenance_of(pool, result.worker, settings).hash
+    stop = "failed" if result.completion is None else result.completion.stop
+    outcome, reward = judged_as(found)
     with run.transaction():
         run.add_tree(task.id, {"id": task.id, "data": dict(task.data)})
         asked = make_node(task.id, root(run, task.id).id, 0, "user", prompt_of(task))
-        reply = make_node(
-            task.id,
-            asked.id,
-            1,
-            "assistant",
-            result.text,
-            index=repeat,
-            provenance=provenance_of(pool, result.worker, settings).hash,
-            stop="failed" if result.failure else _stop(result),
-            data=about_call(pool, result),
-        )
-        run.add(asked, reply, *([] if found is None else records(judge, reply.id, found)))
-
-
-def _stop(result: CallResult) -> str:
-    assert result.completion is not None
-    return result.completion.stop
+        about = {"index": repeat, "provenance": who, "stop": stop, "data": note.to_data()}
+        reply = make_node(task.id, asked.id, 1, "assistant", result.text, **about)
+        failure = str(note.failure) if note.failure else None
+        attempt = AttemptRecord(reply.id, task.id, None, 0, EVAL, repeat, outcome, reward, False, failure, who)
+        run.add(asked, reply, attempt, *([] if found is None else records(judge, reply.id, found)))
 
 
 def collect(
@@ -225,6 +190,12 @@ class RewardTable:
     prompts: list[str] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
 
+    @property
+    def identity(self) -> str:
+        """Hash of tasks, workers, prompts and rewards."""
+        names = (*self.tasks, "workers", *self.workers, "prompts", *self.prompts)
+        return stable_hash("rewards", *names, np.ascontiguousarray(self.rewards).tobytes())
+
     def means(self) -> np.ndarray:
         """Mean rewards (I, L); NaN where a worker has none."""
         with np.errstate(invalid="ignore"):
@@ -247,19 +218,46 @@ class RewardTable:
         return kept, tasks.tolist(), rows.reshape(len(tasks), len(kept), best)
 
 
-def make_table(rows: Iterable[tuple[str, str, float | None, float, str, str, str]]) -> RewardTable:
-    """The table of (task, worker, reward or None, USD, failure, prompt, group).
-    Raises UserError where there is nothing to compare."""
+Named = str | int | float | None
+"""What may name a task's group."""
+
+
+@dataclass(frozen=True)
+class RewardRow:
+    """One repeat of a worker at a task: a line of a file of rewards. ``reward`` is None of a call that failed."""
+
+    task: str
+    worker: str
+    reward: float | None = None
+    usd: float = 0.0
+    failure: str | None = ""
+    prompt: str = ""
+    group: Named = None
+    domain: Named = None
+    category: Named = None
+    subject: Named = None
+
+    def __post_init__(self) -> None:
+        if not self.task or not self.worker:
+            raise ValueError("'task' and 'worker' must be text")
+        if self.reward is not None and not 0 <= self.reward <= 1:
+            raise ValueError(f"{self.task} has a reward of {self.reward:g}; rewards lie between 0 and 1")
+        if not 0 <= self.usd < math.inf:
+            raise ValueError("'usd' must be a number of 0 or more")
+
+
+def make_table(rows: Iterable[RewardRow]) -> RewardTable:
+    """The table of its rows. Raises UserError where there is nothing to compare."""
     cells: dict[tuple[str, str], list[tuple[float, float]]] = {}
     about: dict[str, tuple[str, str]] = {}
     failures: dict[str, Counter[str]] = {}
-    for task, worker, reward, usd, failure, prompt, group in rows:
-        about.setdefault(task, (prompt, group))
-        failures.setdefault(worker, Counter())
-        if reward is None:
-            failures[worker][failure or "unscored"] += 1
+    for row in rows:
+        about.setdefault(row.task, (row.prompt, group_of(vars(row))))
+        failures.setdefault(row.worker, Counter())
+        if row.reward is None:
+            failures[row.worker][row.failure or "unscored"] += 1
         else:
-            cells.setdefault((task, worker), []).append((reward, usd))
+            cells.setdefault((row.task, row.worker), []).append((row.reward, row.usd))
     tasks, workers = sorted(about), list(failures)
     if not cells:
         raise UserError(
@@ -270,15 +268,8 @@ def make_table(rows: Iterable[tuple[str, str, float | None, float, str, str, str
     for (task, worker), found in cells.items():
         cell = place[task], workers.index(worker), slice(len(found))
         rewards[cell], usd_of[cell] = zip(*found, strict=True)
-    return RewardTable(
-        tasks,
-        workers,
-        rewards,
-        usd_of,
-        [failures[w] for w in workers],
-        [about[t][0] for t in tasks],
-        [about[t][1] for t in tasks],
-    )
+    prompts, groups = [about[task][0] for task in tasks], [about[task][1] for task in tasks]
+    return RewardTable(tasks, workers, rewards, usd_of, [failures[worker] for worker in workers], prompts, groups)
 
 
 def table_of(run: Run, scorer: str | None = None) -> RewardTable:
@@ -289,90 +280,154 @@ def table_of(run: Run, scorer: str | None = None) -> RewardTable:
         raise UserError(f"{run.folder} has scores of {', '.join(scorers)}: name one with --scorer")
     if scorer is not None and scorer not in scorers:
         raise UserError(f"{run.folder} has no scores of '{scorer}'; it has those of {', '.join(scorers) or 'nobody'}")
-    order = list(run.config.get("workers", []))
-    tasks = {info.name: info.task for info in run.trees()}
-    rows = []
-    for score in run.scores(scorer=scorer):
-        path = run.path(score.node)
-        said = next((node for node, _ in reversed(path.segments) if node.provenance is not None), None)
+    tasks = {info.name: info.task.get("data") or {} for info in run.trees()}
+    rows: list[tuple[int, RewardRow]] = []
+
+    def add(leaf: str, reward: float | None, failed: bool = False) -> None:
+        said = next((node for node, _ in reversed(run.path(leaf).segments) if node.provenance is not None), None)
         if said is None:
-            continue
-        worker = said.data.get("worker") or run.provenance(said.provenance or "").model
-        rows.append((said.tree, str(worker), score.value, float(said.data.get("usd", 0.0)), "", said.index))
-    for node in run.failed():
-        if "worker" in node.data:
-            rows.append(
-                (
-                    node.tree,
-                    str(node.data["worker"]),
-                    None,
-                    0.0,
-                    str(node.data.get("failure", {}).get("kind", "failed")),
-                    node.index,
-                )
-            )
-    rows.sort(key=lambda row: (order.index(row[1]) if row[1] in order else len(order), row[1], row[0], row[5]))
-    made = []
-    for tree, worker, value, usd, failure, _ in rows:
-        data = tasks[tree].get("data") or {}
-        made.append(
-            (
-                tree,
-                worker,
-                None if value is None else _reward(value, tree),
-                usd,
-                failure,
-                str(data.get("prompt", "")),
-                group_of(data),
-            )
-        )
-    return make_table(made)
+            return
+        note, data = call_note(said), tasks[said.tree]
+        worker = (note and note.worker) or run.provenance(said.provenance or "").model
+        failure = "" if not failed else note.failure.kind if note and note.failure else "failed"
+        usd, prompt = 0.0 if note is None or failed else note.usd, str(data.get("prompt", ""))
+        rows.append((said.index, RewardRow(said.tree, worker, reward, usd, failure, prompt, group_of(data) or None)))
 
-
-def _reward(value: float, where: str) -> float:
-    if not 0 <= value <= 1:
-        raise UserError(f"{where} has a reward of {value:g}; rewards lie between 0 and 1")
-    return float(value)
+    try:
+        for score in run.scores(scorer=scorer):
+            add(score.node, score.value)
+        for attempt in run.attempts():
+            if attempt.failure is not None and not attempt.fork:
+                add(attempt.leaf, None, failed=True)
+    except ValueError as error:
+        raise UserError(f"{run.folder}: {error}") from None
+    order = list(run.config.get("workers", []))
+    places = {row.worker: order.index(row.worker) if row.worker in order else len(order) for _, row in rows}
+    rows.sort(key=lambda one: (places[one[1].worker], one[1].worker, one[1].task, one[0]))
+    return make_table(row for _, row in rows)
 
 
 def read_table(source: Path, scorer: str | None = None) -> RewardTable:
     """The table of a run, or of JSON lines with ``task``, ``worker``, ``reward`` (null of a failed call, with ``failure``) and
     optional ``usd``, ``group``, ``prompt``. Raises UserError naming file, line and field."""
     folder = run_folder(source)
-    if folder is not None:
-        with Run.open(folder) as run:
-            return table_of(run, scorer)
-    rows = []
-    for number, row in read_lines(source):
-        where = f"{source}:{number}"
-        for name in ("task", "worker"):
-            if not isinstance(row.get(name), str) or not row[name]:
-                raise UserError(f"{where}: '{name}' must be text")
-        reward, usd = row.get("reward"), row.get("usd", 0.0)
-        for name, value in (("reward", reward), ("usd", usd)):
-            if isinstance(value, bool) and name == "reward":
-                continue
-            if not (value is None and name == "reward") and (not isinstance(value, int | float) or not 0 <= value < float("inf")):
-                raise UserError(f"{where}: '{name}' must be a number of 0 or more, not {str(value)[:40]}")
-        failure = str(row.get("failure") or "")
-        rows.append(
-            (
-                row["task"],
-                row["worker"],
-                None if reward is None else _reward(float(reward), where),
-                float(usd),
-                failure,
-                str(row.get("prompt", "")),
-                group_of(row),
-            )
-        )
-    return make_table(rows)
+    if folder is None:
+        return make_table(read_rows(source, RewardRow))
+    with Run.open(folder) as run:
+        return table_of(run, scorer)
 
 
 # -- is routing worth it?
 
 
-def headroom(table: RewardTable, seed: int = 0) -> dict[str, Any]:
+@dataclass(frozen=True)
+class WorkerRewards:
+    """What a worker got in a table, None where no call was scored; ``failures`` by kind."""
+
+    worker: str
+    mean: float | None
+    usd_a_call: float | None
+    failures: Mapping[str, int]
+    interval: tuple[float, float] | None = None
+    against_best: RoutingGain | None = None
+    """Beside the best single worker; None of that one."""
+
+
+def worker_table(rows: Iterable[WorkerRewards]) -> Any:
+    """Workers with their means, for a reader."""
+    told = ((one.worker, one.mean, one.usd_a_call, ", ".join(f"{n} {kind}" for kind, n in one.failures.items())) for one in rows)
+    return table(("worker", "mean reward", "USD a call", "failures"), told)
+
+
+@dataclass(frozen=True)
+class CollectedRewards(Result):
+    """What a collection holds."""
+
+    out: str
+    tasks: int
+    workers: tuple[WorkerRewards, ...]
+    spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict, metadata=CALL)
+
+    @classmethod
+    def of(cls, held: RewardTable, out: Path, tasks: int, spent: Mapping[str, Mapping[str, float]]) -> CollectedRewards:
+        """Of the table of the run ``out``."""
+        rows = zip(held.workers, held.means().T, np.moveaxis(held.usd, 1, 0), held.failures, strict=True)
+        workers = tuple(WorkerRewards(name, mean_known(means), mean_known(usd), failed) for name, means, usd, failed in rows)
+        return cls(str(out), tasks, workers, spent)
+
+    def sections(self) -> Iterable[Section]:
+        """Workers, and what to do next."""
+        says = f"`ramify orchestrator show headroom {self.out}` says whether routing is worth it"
+        yield Section.of("", worker_table(self.workers), says)
+
+
+@dataclass(frozen=True)
+class GroupChoice:
+    """What the best worker of each group gets, and what that is over the best single worker."""
+
+    value: float
+    gain: RoutingGain
+
+
+@dataclass(frozen=True)
+class Headroom(Result):
+    """Whether routing is worth it. ``oracle``, ``gain`` and ``worth`` are None on too few repeats, ``groups`` without groups."""
+
+    tasks: int
+    tasks_left_out: int
+    repeats: int
+    workers: tuple[WorkerRewards, ...]
+    workers_left_out: tuple[str, ...]
+    best_single: str
+    random: float
+    oracle: float | None = None
+    gain: RoutingGain | None = None
+    groups: GroupChoice | None = None
+    within_groups: RoutingGain | None = None
+    worth: bool | None = None
+    says: str = ""
+
+    def sections(self) -> Iterable[Section]:
+        """Workers, who could answer, and what it comes to."""
+        best = max(one.mean or 0.0 for one in self.workers)
+        rows = [("random choice", self.random, ""), ("best single worker", best, "")]
+        if self.groups is not None:
+            rows.append(("best worker of each group", self.groups.value, str(self.groups.gain)))
+        if self.oracle is not None:
+            rows.append(("perfect choice, cross-fitted", self.oracle, str(self.gain)))
+        left = f"left out for failed calls: {self.tasks_left_out} tasks; workers: {', '.join(self.workers_left_out) or 'none'}"
+        yield Section.of(
+            "",
+            worker_table(self.workers),
+            table(("who answers", "reward", "over the best single"), rows),
+            self.says,
+            left if self.tasks_left_out or self.workers_left_out else "",
+        )
+
+    def sentence(self) -> str:
+        """Whether routing is worth it, in words."""
+        if self.gain is None or self.gain.interval is None:
+            return (
+                f"undecided: every worker needs {LEAST_REPEATS} repeats or more on a task, and there are {self.repeats}; until "
+                f"then use '{self.best_single}'"
+            )
+        low, high = self.gain.interval
+        amount = f"{self.gain.value:+.3f} [{low:+.3f}, {high:+.3f}] over '{self.best_single}'"
+        if not self.worth:
+            return f"routing is not worth it here: a perfect choice per task gains {amount}; use '{self.best_single}'"
+        within = self.within_groups
+        nothing = within is not None and (within.tie or within.value <= 0)
+        more = "" if within is None else "nothing to gain" if nothing else f"{within.value:+.3f} more"
+        return f"routing is worth it: a perfect choice per task gains {amount}{more and '; within groups there is ' + more}"
+
+    def finding(self, maker: str) -> Finding:
+        """As a finding of the run that it is about."""
+        action = "ramify orchestrator train router" if self.worth else f"use '{self.best_single}'"
+        value = None if self.gain is None else self.gain.value
+        return Finding("headroom", maker, self.says, action=action, value=value, unit="reward", evidence=self.to_keep())
+
+
+def headroom(table: RewardTable, seed: int = 0) -> Headroom:
     """Best single worker, random choice, what a perfect choice per task would get (cross-fitted), and whether routing is worth
     it: the 95 % interval of that gain over the best single worker lies above 0.
 
@@ -380,7 +435,7 @@ def headroom(table: RewardTable, seed: int = 0) -> dict[str, Any]:
     Raises UserError on fewer than two workers.
     """
     kept, tasks, rewards = table.whole()
-    out = [table.workers[w] for w in range(len(table.workers)) if w not in kept]
+    out = tuple(name for at, name in enumerate(table.workers) if at not in kept)
     if len(kept) < 2 or len(tasks) < 2:
         what = f"{len(kept)} workers that answered on {len(tasks)} tasks" + (
             f" ({', '.join(out)} failed too often)" if out else ""
@@ -388,75 +443,35 @@ def headroom(table: RewardTable, seed: int = 0) -> dict[str, Any]:
         raise UserError(f"headroom compares 2 or more workers on 2 or more tasks, and there are {what}")
     means, groups = rewards.mean(axis=2), [table.groups[i] for i in tasks]
     names, best = [table.workers[w] for w in kept], int(means.mean(axis=0).argmax())
-    workers = [
-        {
-            "worker": name,
-            "mean": float(means[:, at].mean()),
-            "interval": list(mean_t(means[:, at])),
-            "against_best": None if at == best else gain(means[:, at], means[:, best]),
-            "usd_a_call": _mean(table.usd[:, kept[at]]),
-            "failures": dict(table.failures[kept[at]]),
-        }
+    workers = tuple(
+        WorkerRewards(
+            name,
+            float(means[:, at].mean()),
+            mean_known(table.usd[:, kept[at]]),
+            dict(table.failures[kept[at]]),
+            mean_t(means[:, at]),
+            None if at == best else gain(means[:, at], means[:, best]),
+        )
         for at, name in enumerate(names)
-    ]
-    found: dict[str, Any] = {
-        "tasks": len(tasks),
-        "tasks_left_out": len(table.tasks) - len(tasks),
-        "repeats": rewards.shape[2],
-        "workers": workers,
-        "workers_left_out": out,
-        "best_single": names[best],
-        "random": float(means.mean()),
-        "oracle": None,
-        "gain": None,
-        "groups": None,
-        "within_groups": None,
-        "worth": None,
-    }
-    single: np.ndarray | None = None
-    if rewards.shape[2] >= LEAST_REPEATS:
+    )
+    left, repeats = len(table.tasks) - len(tasks), rewards.shape[2]
+    found = Headroom(len(tasks), left, repeats, workers, out, names[best], float(means.mean()))
+    grouped = by_group(rewards, groups, seed) if len(set(groups)) > 1 else None
+    if grouped is not None:
+        found = replace(found, groups=GroupChoice(float(grouped.mean()), gain(grouped, means[:, best])))
+    if repeats >= LEAST_REPEATS:
         oracle, single = cross_fitted(rewards, seed)
-        found |= {"oracle": float(oracle.mean()), "gain": gain(oracle, single)}
-        found["worth"] = bool(found["gain"]["interval"][0] > 0)
-    if len(set(groups)) > 1:
-        grouped = by_group(rewards, groups, seed)
-        found["groups"] = {"value": float(grouped.mean()), "gain": gain(grouped, means[:, best])}
-        if rewards.shape[2] >= LEAST_REPEATS:
-            found["within_groups"] = gain(oracle, grouped)
-    return found | {"says": _says(found)}
+        over = gain(oracle, single)
+        within = None if grouped is None else gain(oracle, grouped)
+        worth = over.interval is not None and over.interval[0] > 0
+        found = replace(found, oracle=float(oracle.mean()), gain=over, worth=worth, within_groups=within)
+    return replace(found, says=found.sentence())
 
 
-def _mean(values: np.ndarray) -> float | None:
+def mean_known(values: np.ndarray) -> float | None:
+    """The mean of what is a number, None where nothing is."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
-
-
-def _says(found: dict[str, Any]) -> str:
-    best = found["best_single"]
-    if found["worth"] is None:
-        return (
-            f"undecided: every worker needs {LEAST_REPEATS} repeats or more on a task, and there are {found['repeats']}; until "
-            f"then use '{best}'"
-        )
-    low, high = found["gain"]["interval"]
-    amount = f"{found['gain']['value']:+.3f} [{low:+.3f}, {high:+.3f}] over '{best}'"
-    if not found["worth"]:
-        return f"routing is not worth it here: a perfect choice per task gains {amount}; use '{best}'"
-    within = found["within_groups"]
-    more = (
-        ""
-        if within is None
-        else "; within groups there is "
-        + ("nothing to gain" if within["tie"] or within["value"] <= 0 else f"{within['value']:+.3f} more")
-    )
-    return f"routing is worth it: a perfect choice per task gains {amount}{more}"
-
-
-def finding_of(found: dict[str, Any]) -> Finding:
-    """The headroom as a finding of the run that it is about."""
-    action = "ramify orchestrator train-router" if found["worth"] else f"use '{found['best_single']}'"
-    value = None if found["gain"] is None else found["gain"]["value"]
-    return Finding("headroom", "orchestrator headroom", found["says"], action=action, value=value, unit="reward", evidence=found)
 
 
 def subset(table: RewardTable, rows: Sequence[int]) -> RewardTable:
