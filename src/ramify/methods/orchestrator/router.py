@@ -126,7 +126,9 @@ class TurnRouter:
         matrices = [name for name, weight in self.module.named_parameters() if weight.dim() == 2]
         for text in self.svf:
             if not any(text in name for name in matrices):
-                raise UserError(f"--router.svf '{text}': no matrix of the backbone has that in its name ({nearest(text, matrices)})")
+                raise UserError(
+                    f"--router.svf '{text}': no matrix of the backbone has it in its name ({nearest(text, matrices)})"
+                )
         return [name for name in matrices if any(text in name for text in self.svf)]
 
     def _tune(self, name: str) -> SingularScale:
