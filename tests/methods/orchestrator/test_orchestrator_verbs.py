@@ -21,6 +21,7 @@ from ramify.render.result import Folded, Grid, Section
 from ramify.render.sections import sections_of
 from ramify.trace.db import Run
 from ramify.trace.message import Message
+from ramify.trace.node import EVAL, ROLLOUT
 from ramify.web.pages import report_html
 from tests.methods.orchestrator.workers import HERE, pool_file, task_file
 
@@ -141,6 +142,10 @@ def test_the_same_question_twice_in_a_run_is_two_conversations(made: Path, asked
     composed = asked("run", *words, "--composer", f"{HERE}:planner")
     assert composed["trace"] != routed["trace"]
     traced = [asked("show", "trace", tmp_path / "run", one["trace"])["calls"] for one in (routed, composed)]
+    with Run.open(tmp_path / "run") as kept:
+        attempts = {one.tree: one for one in kept.attempts(purpose=ROLLOUT)}
+        ends = [kept.node(attempts[one["trace"]].leaf).text for one in (routed, composed)]
+    assert ends == [routed["answer"], composed["answer"]]
     assert [[call["worker"] for call in one] for one in traced] == [["adder"], ["composer", "adder", "turner", "adder"]]
 
 
@@ -184,6 +189,10 @@ def test_eval_compares_and_continues(made: Path, asked: Any) -> None:
     assert rows["router"]["gain"]["value"] > 0.2
     with Run.open(made / "eval") as run:
         assert {one.name for one in run.findings()} == {"router compared", "composer compared"}
+        compared, *_ = sections_of(run)[run.kind]  # the page begins with what it came to
+        assert [row[0] for row in of_table(compared).rows] == list(rows)
+        routed = [one.outcome for one in run.attempts(purpose=EVAL) if one.tree.endswith(" router")]
+    assert sum(map(bool, routed)) / len(routed) == rows["router"]["mean"]
 
 
 @pytest.mark.slow
@@ -213,6 +222,30 @@ def test_evolution_plays_an_environment(tmp_path: Path, made: Path, asked: Any) 
     )
     assert (found["start"], found["end"], found["kept"]) == (0.0, 0.0, False)
     assert found["cached"]  # equal choices on equal histories were paid once
+
+
+def test_a_dry_run_says_what_work_takes_and_makes_nothing(made: Path, asked: Any, tmp_path: Path) -> None:
+    pool, tasks, out = made / "pool.toml", made / "tasks.jsonl", tmp_path / "out"
+    live = ("--pool", pool, "--tasks", tasks, "--judge", "exact", "--out", out)
+    size = ("--evolved.generations", 2, "--evolved.size", 4, "--evolved.episodes", 3, "--evolved.check", 5)
+    wanted: list[tuple[tuple[object, ...], dict[str, int]]] = [
+        (("collect", pool, "--check"), {"calls": 2}),
+        (("train", "router", made / "table", "--out", out, "--router.steps", 7), {"steps": 7, "tasks": 16}),
+        (("train", "evolved", made / "router", *live, *size), {"episodes": 2 * 4 * 3 + 2 * 5, "calls": 34}),
+        (("eval", pool, "--tasks", tasks, "--out", out, "--router", made / "router"), {"answers": 16 * 5, "calls": 16 * 12}),
+    ]
+    for words, cost in wanted:
+        assert asked(*words, "--dry-run")["cost_estimate"] == cost
+    assert not out.exists()
+
+
+def test_a_conversation_that_fails_is_an_attempt_without_an_outcome(tmp_path: Path, made: Path) -> None:
+    pool = pool_file(tmp_path, "broken", "refusing", more="retries = 0")
+    assert run("run", pool, "add 1 2", "--composer", f"{HERE}:planner", "--out", tmp_path / "run") != 0
+    with Run.open(tmp_path / "run") as kept:
+        (attempt,) = kept.attempts()
+    assert "every worker failed" in (attempt.failure or "")
+    assert (attempt.outcome, attempt.reward) == (None, None)
 
 
 @pytest.mark.parametrize(
