@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ramify.base import codec
 from ramify.base.errors import UserError
+from ramify.base.files import folder_aside, refusal
 from ramify.base.progress import Progress
 from ramify.base.seeds import generator
 from ramify.base.waiting import wait_for
@@ -23,11 +23,11 @@ from ramify.methods.orchestrator.evolution import EvolvedRouter, Trial
 from ramify.methods.orchestrator.pool import ModelPool, read_pool
 from ramify.methods.orchestrator.settings import OrchestratorTraining, RouterFit
 from ramify.methods.orchestrator.table import RewardTable, read_table, subset
-from ramify.render.result import CALL, Planned, Result, Section, table
+from ramify.render.result import CALL, Planned, Result, Section, table, to_data
 from ramify.score.judge import find_judge
 from ramify.trace.db import Run
 from ramify.trace.message import Message
-from ramify.trace.node import Finding
+from ramify.trace.node import Finding, KeptResult
 
 if TYPE_CHECKING:
     from ramify.methods.orchestrator.router import TurnRouter
@@ -85,12 +85,20 @@ def fit_router(options: OrchestratorTraining, source: Path, out: Path, run: Path
     with Run.begin(run, KIND, {"router": own.to_json(), "seed": options.seed}, {}, parts) as kept:
         fitted = router.fit(subset(held, [i for i in order if i not in set(kept_back)]), own, options.seed, bar)
         measured = None if len(kept_back) < 2 else measure(router, subset(held, kept_back))
-        if measured is not None:
-            evidence = codec.to_json(measured)
-            finding = Finding("fitted router", KIND, str(measured), value=measured.gain.value, unit="reward", evidence=evidence)
-            kept.conclude(KIND, [finding])
+        made = FittedRouter(str(out), router.size, fitted, measured)
+        gained = None if measured is None else measured.gain.value
+        _keep(kept, made, None if measured is None else ("fitted router", str(measured), gained))
     router.save(out)
-    return FittedRouter(str(out), router.size, fitted, measured)
+    return made
+
+
+def _keep(run: Run, made: Result, finding: tuple[str, str, float | None] | None) -> None:
+    """Keep what a training came to in its run, with its finding (name, why, reward), before ``out`` is written: where that is
+    there, the same command does no more."""
+    found = [] if finding is None else [Finding(finding[0], KIND, finding[1], value=finding[2], unit="reward")]
+    with run.transaction():
+        run.conclude(KIND, found)
+        run.add(KeptResult(KIND, made.to_keep(), to_data(made.sections())))
 
 
 def _rewards(options: OrchestratorTraining, source: Path, out: Path) -> RewardTable:
@@ -178,13 +186,10 @@ def evolve_router(
     decides = {"evolved": own, "judge": options.judge, "seed": options.seed, "exclude": list(given.exclude)}
     parts = {"router": made.identity, "pool": trial.pool.identity, "tasks": played.hash}
     with Run.begin(run, KIND, decides, free, parts) as kept:
-        evolved = wait_for(evolution.evolve(made, trial, kept, bar))
-        value = None if evolved.gain is None else evolved.gain.value
-        evidence = evolved.to_keep()
-        kept.conclude(KIND, [Finding("evolved router", KIND, evolved.says, value=value, unit="reward", evidence=evidence)])
+        evolved = replace(wait_for(evolution.evolve(made, trial, kept, bar)), out=str(out))
+        _keep(kept, evolved, ("evolved router", evolved.says, None if evolved.gain is None else evolved.gain.value))
     made.save(out)
-    ledger = trial.pool.ledger
-    return replace(evolved, out=str(out), spent=ledger.spent, cached=ledger.cached)
+    return replace(evolved, spent=trial.pool.ledger.spent, cached=trial.pool.ledger.cached)
 
 
 # -- composer
@@ -219,10 +224,18 @@ def train_composer(
     composer = Composer(policy, pool, template, max_steps=own.max_steps)
     decides = {"composer": own.to_json(), "judge": spec, "seed": options.seed}
     parts = {"model": policy.identity.weights, "pool": pool.identity, "tasks": held.hash, "judge": judge.identity}
-    with Run.begin(run, KIND, decides, {}, parts):
+    with Run.begin(run, KIND, decides, {}, parts) as kept:
         history = wait_for(composers.train(composer, held, judge, own, options.budget, bar))
-    save_model(policy, folder, out)
-    return TrainedComposer(str(out), tuple(history), pool.ledger.spent)
+        made = TrainedComposer(str(out), tuple(history), pool.ledger.spent)
+        _keep(kept, made, None)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with folder_aside(out.parent) as aside:  # whole or not at all: the same command refuses a folder that is there
+            save_model(policy, folder, aside / "composer")
+            (aside / "composer").rename(out)
+    except OSError as error:
+        raise refusal(f"cannot write the composer {out}", error) from error
+    return made
 
 
 def _asked(tasks: Path | None) -> TaskSet:

@@ -106,7 +106,7 @@ class PoolCheck(Result):
         yield Section.of("", table(("worker", "answers", "seconds", "USD", "failure", "why"), rows))
 
 
-def _collecting(options: CollectConfig, pool: Path, tasks: Path | None, check: bool) -> dict[str, Any]:
+def _collecting(options: CollectConfig, pool: Path, tasks: Path | None, check: bool) -> dict[str, float]:
     held = read_pool(pool, options.seed)
     if check:
         return {"calls": len(held)}
@@ -196,7 +196,7 @@ def _training(
     return training.planned(options, what, source, given, out)
 
 
-@app.study(settings=OrchestratorTraining, plan=_training, unit="steps", run="run", folder="trained")
+@app.study(settings=OrchestratorTraining, plan=_training, unit="steps", run="run", folder="trained", keeps=False)
 def train(
     options: OrchestratorTraining,
     what: Annotated[
