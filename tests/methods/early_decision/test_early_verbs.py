@@ -620,10 +620,10 @@ def test_what_cannot_work_is_refused_in_a_sentence(
             "--shuffles 20 is too few for a null: take at least 199",
         ),
         (["early-decision", "report", str(tmp_path / "none")], 2, "holds no study"),
-        (["early-decision", "continue", str(study), "turns", "--m", "2"], 2, "--m is no option of 'turns'"),
-        (["early-decision", "continue", str(study), "--ties-refuse"], 2, "--ties-refuse is no option of 'shares'"),
-        (["early-decision", "probe", str(study), "valley", "--layers", "0"], 2, "--layers is no option of 'valley'"),
-        (["early-decision", "probe", str(study), "--points", "9", "--dry-run"], 2, "--points is no option of 'states'"),
+        (["early-decision", "continue", str(study), "turns", "--m", "2"], 2, "takes no --m"),
+        (["early-decision", "continue", str(study), "--ties-refuse"], 2, "takes no --ties-refuse"),
+        (["early-decision", "probe", str(study), "valley", "--layers", "0"], 2, "takes no --layers"),
+        (["early-decision", "probe", str(study), "--points", "9", "--dry-run"], 2, "takes no --points"),
     ]:
         assert main(words) == code, words
         assert says in capsys.readouterr().err
