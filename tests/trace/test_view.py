@@ -7,11 +7,16 @@ from pathlib import Path as File
 from typing import Any
 
 import numpy as np
+from hypothesis import given
+from trace_cases import trees
 
+from ramify.base.errors import NeedsError
 from ramify.trace.db import Run
 from ramify.trace.node import AttemptRecord, Insert, Node, Score, make_node
+from ramify.trace.outcome import paid
 from ramify.trace.path import Path
-from ramify.trace.view import messages_of, opening_of, steps_of, token_messages, views
+from ramify.trace.tree import Tree
+from ramify.trace.view import Ended, Seen, messages_of, opening_of, seen_after, steps_of, token_messages, views, walk
 
 CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": '{"way": "up"}'}}
 
@@ -100,3 +105,48 @@ def test_attempts_of_a_run_and_how_they_ended(tmp_path: File) -> None:
         assert {(view.task, view.cohort) for view in found.values()} == {("t", "up/t")}
         (more,) = (view for view in views(run, unjudged=True) if view.leaf not in found)
         assert (more.leaf, more.reward, more.success, more.failure) == (left.id, None, None, None)
+
+
+@given(trees())
+def test_a_walk_down_a_tree_reads_what_its_paths_say(nodes: list[Node]) -> None:
+    def plain(seen: Seen) -> list[Any]:
+        shown = [[(m.role, m.text, m.start, [n.id for n in m.nodes]) for m in part] for part in seen[:3]]
+        return [*shown, dict(seen.before), dict(seen.said), seen.replies, seen.observation]
+
+    tree = Tree("t", nodes)
+    reached = {here.node.id: here for here in walk(tree)}
+    assert reached.keys() == tree.nodes.keys()
+    for node, here in reached.items():
+        path = tree.path(node)
+        assert here.paid == paid(path)
+        try:
+            messages = messages_of(path)
+        except NeedsError:  # a path that cannot be cut has no view; a page shows what the last piece holds
+            continue
+        assert plain(here.seen) == plain(seen_after(messages))
+        assert here.seen.replies == len(steps_of(messages))
+        assert not here.parts or plain(here.above) == plain(seen_after(messages[:-1]))
+
+
+def test_a_completion_is_a_reply_to_its_prompt() -> None:
+    path = Path.of(
+        hang(
+            ("user", "One, two,", {"tokens": [1, 2], "ends": [4, 9]}),
+            ("assistant", " three", {"tokens": [3], "sampled": [1], "ends": [6], "opens": False}),
+            ("user", ", four,", {"tokens": [4], "ends": [7], "opens": False}),
+            ("assistant", " five", {"tokens": [5], "sampled": [1], "ends": [5], "opens": False}),
+        )
+    )
+    assert [(step.observation, step.action, step.span) for step in steps_of(messages_of(path))] == [
+        ("One, two,", " three", (2, 3)),
+        (", four,", " five", (4, 5)),
+    ]
+
+
+def test_an_end_in_one_word() -> None:
+    failed, cut, plain = (make_node("t", None, 0, "user", "?", stop=stop) for stop in ("failed", "truncated", ""))
+    assert [Ended(node, None, None, 1.0).word for node in (failed, cut, plain)] == ["done", "success", "success"]
+    assert [Ended(node, None, None, 0.0).word for node in (failed, cut, plain)] == ["done", "cut", "failure"]
+    assert Ended(plain).word == "done"
+    assert Ended(plain, AttemptRecord(plain.id, "t", reward=2.0), None, 0.0).word == "success"
+    assert Ended(plain, AttemptRecord(plain.id, "t", failure="503"), None, 1.0).word == "done"

@@ -118,22 +118,31 @@ def text_between(node: Node, start: int, end: int) -> str:
     return node.text[int(node.ends[start - 1]) if start else 0 : int(node.ends[end - 1])]
 
 
+def opens_after(node: Node, first: Part) -> bool:
+    """Whether ``node`` opens a message after the one that ``first`` opens. A completion goes on with the text of its prompt, and
+    is a reply to it all the same."""
+    return node.opens or node.role != (first.role if isinstance(first, Insert) else first[0].role)
+
+
 def by_message(parts: Iterable[Part]) -> list[list[Part]]:
     """``parts`` grouped into messages; those that do not open a message continue the one before. An empty root is none, nor is a
-    message of which nothing is kept."""
+    message of which nothing is kept: what continues it is that message anew."""
     groups: list[list[Part]] = []
+    anew = False
     for part in parts:
         if isinstance(part, Insert):
             opens = part.role != ""
         else:
             node, start, end = part
             if (node.role == "root" and not node.text) or (end == start and node.opens and len(node) > 0):
+                anew = anew or node.role != "root"
                 continue
-            opens = node.opens and start == 0
+            opens = start == 0 and (anew or not groups or opens_after(node, groups[-1][0]))
         if opens or not groups:
             groups.append([part])
         else:
             groups[-1].append(part)
+        anew = False
     return groups
 
 

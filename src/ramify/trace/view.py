@@ -1,11 +1,13 @@
 """One way to read a path: its messages with their tokens, the agent's steps with what each was shown and what it led to, and how
 it ended.
 
-Importers, exporters, graders, audits and pages read attempts of a run through :func:`views`.
+Importers, exporters, graders and audits read attempts of a run through :func:`views`, one path each. Pages show a tree whole:
+:func:`walk` reads what its paths share once. Both are made of :class:`Seen` and :class:`Ended`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ramify.base.errors import NeedsError
 from ramify.trace.failures import failure_of
 from ramify.trace.message import Message
 from ramify.trace.node import AttemptRecord, Insert, Node, Score, TreeInfo
 from ramify.trace.outcome import NOBODY, Ending, cut_short, decider, ended, paid, settled, succeeded
 from ramify.trace.parallel import by_call
-from ramify.trace.path import Part, Path, by_message, message_of
+from ramify.trace.path import Part, Path, by_message, message_of, opens_after
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -77,7 +80,7 @@ def _length(part: Part) -> int:
     return len(part.tokens or ()) if isinstance(part, Insert) else part[2] - part[1]
 
 
-def _token_message(group: list[Part], at: int) -> TokenMessage:
+def _token_message(group: Sequence[Part], at: int) -> TokenMessage:
     first = group[0]
     if len(group) == 1 and not isinstance(first, Insert) and first[1] == 0 and first[2] == len(first[0]):  # nearly all
         node = first[0]
@@ -111,20 +114,67 @@ def _joined(pieces: Iterable[np.ndarray | None]) -> np.ndarray | None:
     return None if any(piece is None for piece in known) else np.concatenate([piece for piece in known if piece is not None])
 
 
+class Seen(NamedTuple):
+    """What the agent has been shown at one place of a path. Paths and trees are read by it, message by message."""
+
+    opening: tuple[TokenMessage, ...] = ()
+    """The messages of the system that stand before any other."""
+    shown: tuple[TokenMessage, ...] = ()
+    """The messages since the last reply; before the first one those after the opening."""
+    observed: tuple[TokenMessage, ...] = ()
+    """What it saw last: the results of tools that came together, as they came, else one message.
+    Of two replies in a row both saw the same."""
+    before: Mapping[str, Any] = MappingProxyType({})
+    """The data of the reply whose calls ``observed`` answers."""
+    said: Mapping[str, Any] = MappingProxyType({})
+    """The data of the last reply."""
+    replies: int = 0
+    """How many replies it has given."""
+
+    def then(self, message: TokenMessage) -> Seen:
+        """What it has been shown once ``message`` has come too."""
+        opening, shown, observed, before, said, replies = self
+        role, new = message.role, (message,)
+        if role == "assistant":
+            return Seen(opening, (), observed, before, message.data, replies + 1)
+        if role == "system" and not shown and not replies:
+            return Seen((*opening, message), (), new, before, said)
+        if not shown:
+            return Seen(opening, new, new, said, said, replies)
+        together = role == "tool" and observed[-1].role == "tool"
+        return Seen(opening, (*shown, message), (*observed, message) if together else new, said, said, replies)
+
+    @property
+    def lead(self) -> tuple[TokenMessage, ...]:
+        """The messages since the last reply; before the first one all of them."""
+        return self.shown if self.replies else (*self.opening, *self.shown)
+
+    @property
+    def observation(self) -> str:
+        """What was observed, as text: results of calls that were made together in the order of the calls, however they came."""
+        if len(self.observed) == 1:
+            return self.observed[0].text
+        return "\n".join([one.text for one in by_call(self.observed, self.before, lambda one: one.data)])
+
+
 class Step(NamedTuple):
     """One reply of the agent, what it was shown before, and what the environment paid for it."""
 
-    shown: tuple[TokenMessage, ...]
-    """The messages since the reply before; those of the first step begin after the opening."""
-    observed: tuple[TokenMessage, ...]
-    """What it saw last: the results of tools that came together, as they came, else one message.
-    Of two replies in a row both saw the same."""
+    seen: Seen
     reply: TokenMessage
     reward: float = 0.0
     valid: bool = True
     """False where the environment refused the action."""
-    before: Mapping[str, Any] = MappingProxyType({})
-    """The data of the reply whose calls ``observed`` answers."""
+
+    @property
+    def shown(self) -> tuple[TokenMessage, ...]:
+        """The messages since the reply before; those of the first step begin after the opening."""
+        return self.seen.shown
+
+    @property
+    def observed(self) -> tuple[TokenMessage, ...]:
+        """What it saw last (:attr:`Seen.observed`)."""
+        return self.seen.observed
 
     @property
     def node(self) -> str:
@@ -138,8 +188,8 @@ class Step(NamedTuple):
 
     @property
     def observation(self) -> str:
-        """What was observed, as text: results of calls that were made together in the order of the calls, however they came."""
-        return "\n".join([one.text for one in by_call(self.observed, self.before, lambda one: one.data)])
+        """What was observed, as text (:attr:`Seen.observation`)."""
+        return self.seen.observation
 
     @property
     def state_key(self) -> str | None:
@@ -151,6 +201,62 @@ class Step(NamedTuple):
         """Half-open range of the reply on the path, in the unit of offsets."""
         length = 1 if self.reply.tokens is None else len(self.reply.tokens)
         return self.reply.start, self.reply.start + length
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How what ends at a node ended."""
+
+    node: Node
+    record: AttemptRecord | None = None
+    score: Score | None = None
+    paid: float | None = None
+    """The sum of the rewards on the way to it; None without any."""
+
+    @property
+    def reward(self) -> float | None:
+        """The value of the score; without one what its record says, else what was paid on the way. None where nobody said, and
+        where a failure ended it."""
+        if self.score is not None or self.broken_off is not None:
+            return None if self.score is None else self.score.value
+        return self.paid if self.record is None or self.record.reward is None else self.record.reward
+
+    @property
+    def success(self) -> bool | None:
+        """Whether it succeeded: by record and score (:func:`ramify.trace.outcome.succeeded`), else by a reward above 0; None
+        where nobody said, and where a failure ended it."""
+        if self.node.stop == "failed":
+            return None
+        found = succeeded(self.record, self.score)
+        if found is not None or self.score is not None or (reward := self.reward) is None:
+            return found
+        return reward > 0
+
+    @property
+    def failure(self) -> str | None:
+        """The infrastructure failure that ended it (a provider, an environment), None without one."""
+        return failure_of(self.node, self.record)
+
+    @property
+    def broken_off(self) -> str | None:
+        """The infrastructure failure that ended it according to its record: not an attempt to learn from. None without one."""
+        return None if self.record is None else self.record.failure
+
+    @property
+    def fork(self) -> bool:
+        """Whether it is a fork, made to find something out, and not an attempt."""
+        return self.record is not None and self.record.fork
+
+    @property
+    def cut(self) -> bool:
+        """Whether a limit ended it."""
+        return cut_short(self.record, self.node.stop)
+
+    @property
+    def word(self) -> str:
+        """success, cut, failure, or done where nobody said."""
+        won = self.success
+        return "success" if won else "cut" if self.cut else "done" if won is None else "failure"
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,12 +297,10 @@ class View:
 
     @property
     def ending(self) -> str:
-        """What it ends in, as text: its last message, or the results of tools that came together (:attr:`Step.observation`)."""
-        last = next((i for i in range(len(self.messages) - 1, -1, -1) if self.messages[i].role != "tool"), -1)
-        together = self.messages[last + 1 :]
-        if len(together) < 2 or last < 0:
+        """What it ends in, as text: its last message, or the results of tools that came together (:attr:`Seen.observation`)."""
+        if not self.messages or self.messages[-1].role == "assistant":
             return self.end.text
-        return "\n".join([one.text for one in by_call(together, self.messages[last].data, lambda one: one.data)])
+        return seen_after(self.messages).observation
 
     @cached_property
     def opening(self) -> tuple[TokenMessage, ...]:
@@ -208,44 +312,40 @@ class View:
         """The agent's replies, in order."""
         return steps_of(self.messages)
 
+    @cached_property
+    def ended(self) -> Ended:
+        """How it ended."""
+        return Ended(self.end, self.record, self.score, paid(self.path))
+
     @property
     def reward(self) -> float | None:
-        """The value of the score; without one what its record says, else the rewards along the path. None where nobody said, and
-        where a failure ended it."""
-        if self.score is not None or self.broken_off is not None:
-            return None if self.score is None else self.score.value
-        return paid(self.path) if self.record is None or self.record.reward is None else self.record.reward
+        """See :attr:`Ended.reward`."""
+        return self.ended.reward
 
     @property
     def success(self) -> bool | None:
-        """Whether it succeeded: by record and score (:func:`ramify.trace.outcome.succeeded`), else by a reward above 0; None
-        where nobody said, and where a failure ended it."""
-        if self.end.stop == "failed":
-            return None
-        found = succeeded(self.record, self.score)
-        if found is not None or self.score is not None or (reward := self.reward) is None:
-            return found
-        return reward > 0
+        """See :attr:`Ended.success`."""
+        return self.ended.success
 
     @property
     def failure(self) -> str | None:
-        """The infrastructure failure that ended it (a provider, an environment), None without one."""
-        return failure_of(self.end, self.record)
+        """See :attr:`Ended.failure`."""
+        return self.ended.failure
 
     @property
     def broken_off(self) -> str | None:
-        """The infrastructure failure that ended it according to its record: not an attempt to learn from. None without one."""
-        return None if self.record is None else self.record.failure
+        """See :attr:`Ended.broken_off`."""
+        return self.ended.broken_off
 
     @property
     def fork(self) -> bool:
-        """Whether it is a fork, made to find something out, and not an attempt."""
-        return self.record is not None and self.record.fork
+        """See :attr:`Ended.fork`."""
+        return self.ended.fork
 
     @property
     def cut(self) -> bool:
-        """Whether a limit ended it."""
-        return cut_short(self.record, self.end.stop)
+        """See :attr:`Ended.cut`."""
+        return self.ended.cut
 
 
 def messages_of(path: Path) -> list[TokenMessage]:
@@ -258,28 +358,96 @@ def opening_of(messages: Sequence[TokenMessage]) -> tuple[TokenMessage, ...]:
     return tuple(messages[: next((i for i, one in enumerate(messages) if one.role != "system"), len(messages))])
 
 
+def seen_after(messages: Iterable[TokenMessage]) -> Seen:
+    """What the agent has been shown after ``messages``, from the first one on."""
+    return functools.reduce(Seen.then, messages, Seen())
+
+
 def steps_of(messages: Sequence[TokenMessage]) -> list[Step]:
     """One step a reply; a reply that was forked inside is one."""
     steps: list[Step] = []
-    shown: list[TokenMessage] = []
-    at = len(opening_of(messages))
-    observed = tuple(messages[max(at - 1, 0) : at])
-    before: Mapping[str, Any] = {}
-    said: Mapping[str, Any] = {}
-    for i in range(at, len(messages)):
-        one = messages[i]
-        if one.role != "assistant":
-            together = one.role == "tool" and bool(observed) and observed[-1].role == "tool" and bool(shown)
-            observed = (*observed, one) if together else (one,)
-            before = said
-            shown.append(one)
-            continue
-        answer = messages[i + 1].nodes[:1] if i + 1 < len(messages) and messages[i + 1].role != "assistant" else ()
-        paid_then = answer[0].reward or 0.0 if answer else 0.0
-        valid = bool(answer[0].data.get("valid", True)) if answer else True
-        steps.append(Step(tuple(shown), observed, one, paid_then, valid, before))
-        shown, said = [], one.data
+    seen = Seen()
+    for i, one in enumerate(messages):
+        if one.role == "assistant":
+            answer = messages[i + 1].nodes[:1] if i + 1 < len(messages) and messages[i + 1].role != "assistant" else ()
+            paid_then = answer[0].reward or 0.0 if answer else 0.0
+            valid = bool(answer[0].data.get("valid", True)) if answer else True
+            steps.append(Step(seen, one, paid_then, valid))
+        seen = seen.then(one)
     return steps
+
+
+class Reached:
+    """A node that a walk down a tree came to, and what its path says up to it."""
+
+    __slots__ = ("_message", "_seen", "above", "children", "node", "onward", "paid", "parts", "start", "up")
+
+    def __init__(
+        self, node: Node, before: tuple[Part, ...], above: Seen, up: str | None, start: int, paid: float | None, tree: Tree
+    ) -> None:
+        size = len(node)
+        self.node, self.above, self.up, self.start = node, above, up, start
+        """``above``: what the agent had been shown before the message. ``up``: id of the last node before the message, None where
+        it is the first. ``start``: where the message begins on the path, in the unit of offsets."""
+        self.parts: tuple[Part, ...] = () if node.role == "root" and not node.text else (*before, (node, 0, size))
+        """What is kept of the nodes that hold its message, itself the last, whole; none for an empty root."""
+        self.paid = paid if node.reward is None else node.reward + (paid or 0.0)
+        """The sum of the rewards down to the node; None without any."""
+        self.children = tree.children(node.id)
+        self.onward = [child for child in self.children if child.offset >= size]
+        """The children that follow the node; those that hang inside it replace the rest of it."""
+        self._message: TokenMessage | None = None
+        self._seen: Seen | None = None
+
+    @property
+    def message(self) -> TokenMessage:
+        """The message up to the node; only what the node holds of it where the nodes before it cannot be cut (no ends of their
+        tokens)."""
+        if self._message is None:
+            self._message = _kept(self.node, self.parts, self.start)
+        return self._message
+
+    @property
+    def seen(self) -> Seen:
+        """What the agent has been shown after the node."""
+        if self._seen is None:
+            self._seen = self.above.then(self.message) if self.parts else self.above
+        return self._seen
+
+    @property
+    def closed(self) -> bool:
+        """Whether its message ends with the node, on some path at least."""
+        if not self.parts or not self.onward:
+            return bool(self.parts)
+        return self.onward[0].opens or any(opens_after(child, self.parts[0]) for child in self.onward)
+
+    def on(self, child: Node, tree: Tree) -> Reached:
+        """The walk one node further."""
+        parts, whole = self.parts, child.offset >= len(self.node)
+        if not parts or (not whole and not child.offset and self.node.opens):  # nothing is kept of the message
+            return Reached(child, (), self.above, self.up, self.start, self.paid, tree)
+        if not whole:
+            parts = (*parts[:-1], (self.node, 0, child.offset))
+        if not child.opens and not opens_after(child, parts[0]):
+            return Reached(child, parts, self.above, self.up, self.start, self.paid, tree)
+        above = self.seen if whole else self.above.then(_kept(self.node, parts, self.start))
+        return Reached(child, (), above, self.node.id, self.start + sum(map(_length, parts)), self.paid, tree)
+
+
+def _kept(node: Node, parts: tuple[Part, ...], start: int) -> TokenMessage:
+    try:
+        return _token_message(parts, start)
+    except NeedsError:
+        return TokenMessage(node.message, nodes=tuple(part[0] for part in parts if not isinstance(part, Insert)), start=start)
+
+
+def walk(tree: Tree) -> Iterator[Reached]:
+    """Every node of a tree, parents before their children and a branch to its end before the next one."""
+    waiting = [Reached(tree.root, (), Seen(), None, 0, None, tree)]
+    while waiting:
+        here = waiting.pop()
+        yield here
+        waiting += [here.on(child, tree) for child in reversed(here.children)]
 
 
 def views(run: Run, group: str | None = None, scorer: str | None = None, unjudged: bool = False) -> Iterator[View]:

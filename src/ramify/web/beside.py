@@ -130,5 +130,5 @@ def _next(of: Outline, choice: Choice) -> Mapping[tuple[str, ...], dict[str, Cho
     for at in choice.children:
         child = of.choices[at]
         if not child.edit:
-            found.setdefault(tuple(node.text for node in child.steps[0].lead), {})[child.text] = child
+            found.setdefault(tuple(message.text for message in child.steps[0].seen.lead), {})[child.text] = child
     return found

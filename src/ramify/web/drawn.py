@@ -22,10 +22,12 @@ from ramify.render.svg import clip
 from ramify.stats.intervals import wilson
 from ramify.trace.context import changed
 from ramify.trace.db import Run
-from ramify.trace.node import Finding, Node
+from ramify.trace.message import Message
+from ramify.trace.node import Finding
 from ramify.trace.outcome import by_leaf, is_reward
+from ramify.trace.view import Ended
 from ramify.web.outline import Choice, Outline, SuccessAfter, counted
-from ramify.web.steps import ShownStep, TaskTree, outcome_of
+from ramify.web.steps import ShownStep, TaskTree
 
 MOST_TEXT = 20_000
 """Characters of one text that a page holds."""
@@ -285,14 +287,14 @@ def _of_steps(
     """What a choice's samples say: the first one's texts, and means and counts over all."""
     first, text = choice.steps[0], _text(choice.text)
     fork_of, label = None, text
-    if len(first.pieces) > 1:
-        node, kept = first.pieces[-2]
+    if len(first.reply.nodes) > 1:
+        node, kept = first.reply.nodes[-2], first.node.offset
         if node.ends is not None or node.tokens is None:
             fork_of = found.of[node.id], 0 if not kept or node.ends is None else int(node.ends[kept - 1])
             label = f"…{text[fork_of[1] :]}" if fork_of[1] else text
     if first.message.functions and first.message.text:
         label = _text(clip(choice.text.removeprefix(first.message.text), 200))
-    answers = Counter(messages.add(node.role, node.message.spoken()) for step in choice.steps for node in step.answers)
+    answers = Counter(messages.add(answer.message) for step in choice.steps for answer in step.answers)
     noted = next((step for step in choice.steps if step.why), None)
     graded = [(g.maker, numbers(g.value, {})) for step in choice.steps for g in step.grades if isinstance(g.value, Mapping)]
     return {
@@ -300,7 +302,7 @@ def _of_steps(
         "label": label,
         "ids": tuple(step.id for step in choice.steps[:_SAMPLES]),
         "depth": first.depth,
-        "lead": tuple(messages.nodes(first.lead)),
+        "lead": tuple(messages.add(told.message) for told in first.seen.lead),
         "thought": _text(first.message.reasoning or ""),
         "answers": tuple(answers.most_common(_ANSWERS)),
         "edit": _text(choice.edit),
@@ -310,9 +312,7 @@ def _of_steps(
         "why": () if noted is None else _visible(numbers(noted.why, explained.get(noted.rule, {}))),
         "grades": tuple((_text(maker), _visible(lines)) for maker, lines in graded[:5]),
         "fork_of": fork_of,
-        "shown": tuple(messages.add(one.role, one.spoken()) for one in run.shown(first.id).messages)
-        if changed(first.node)
-        else None,
+        "shown": tuple(messages.add(message) for message in run.shown(first.id).messages) if changed(first.node) else None,
     }
 
 
@@ -337,15 +337,12 @@ class _Messages:
         self.rows: list[tuple[str, str]] = []
         self._at: dict[tuple[str, str], int] = {}
 
-    def add(self, role: str, text: str) -> int:
-        key = (role, text)
+    def add(self, message: Message) -> int:
+        key = (message.role, message.spoken())
         if key not in self._at:
             self._at[key] = len(self.rows)
-            self.rows.append((role, _text(text)))
+            self.rows.append((message.role, _text(key[1])))
         return self._at[key]
-
-    def nodes(self, nodes: Iterable[Node]) -> list[int]:
-        return [self.add(node.role, node.message.spoken()) for node in nodes if node.role != "root" or node.text]
 
 
 def _scores(run: Run, tree: TaskTree, found: Outline) -> dict[int, tuple[tuple[str, str, str], ...]]:
@@ -354,7 +351,8 @@ def _scores(run: Run, tree: TaskTree, found: Outline) -> dict[int, tuple[tuple[s
     records = by_leaf(run.attempts(tree=tree.info.name))
     for score in run.scores(tree=tree.info.name):
         shown = "none" if score.value is None else f"{score.value:.4g}"
-        unit = outcome_of(records.get(score.node), score) if is_reward(score.unit) else score.unit
+        ended = Ended(tree.tree.node(score.node), records.get(score.node), score)
+        unit = ended.word if is_reward(score.unit) else score.unit
         made.setdefault(found.of.get(score.node, 0), []).append((_text(score.scorer), shown, _text(unit)))
     return {at: tuple(rows[:_SAMPLES]) for at, rows in made.items()}
 
@@ -399,7 +397,7 @@ def _inside(run: Run, tree: TaskTree, found: Outline) -> dict[int, DrawnTokens]:
     out: dict[int, DrawnTokens] = {}
     tokens = 0
     for at, choice in enumerate(found.choices):
-        whole = [step for step in choice.steps if len(step.pieces) == 1 and step.node.ends is not None]
+        whole = [step for step in choice.steps if len(step.reply.nodes) == 1 and step.node.ends is not None]
         if not whole:
             continue
         known = next((s for s in whole if s.id in potential or s.id in cliffs), None)

@@ -42,12 +42,15 @@ class Lanes:
 def lanes(tree: TaskTree) -> list[Lanes]:
     """The attempts of ``tree`` that have several conversations, at most :data:`MOST_ATTEMPTS`; forks are not drawn."""
     by_id = {step.id: step for step in tree.steps}
+    of_step = {step.id: conversation_of(lead[-1].data) if (lead := step.seen.lead) else 0 for step in tree.steps}
+    if not any(of_step.values()):
+        return []
     found: list[Lanes] = []
     for end in tree.attempts:
         path: list[ShownStep] = [end]
         while path[-1].parent in by_id:
             path.append(by_id[str(path[-1].parent)])
-        talks = [conversation_of(step.lead[-1].data) if step.lead else 0 for step in reversed(path)]
+        talks = [of_step[step.id] for step in reversed(path)]
         if not any(talks):
             continue
         first = {talk: talks.index(talk) for talk in talks}

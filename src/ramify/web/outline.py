@@ -93,7 +93,7 @@ def outline(run: Run, tree: TaskTree) -> Outline:
     for step in tree.steps:
         parent = 0 if step.parent is None else places.get(step.parent, -1)
         edit = _edit(run, step)
-        key = (parent, edit, *(node.text for node in step.lead), None, step.message.spoken())
+        key = (parent, edit, *(message.text for message in step.seen.lead), None, step.message.spoken())
         at = -1 if parent < 0 else keys.get(key, -1)
         if at < 0:
             if parent < 0 or len(choices) > MOST_CHOICES:
@@ -107,8 +107,9 @@ def outline(run: Run, tree: TaskTree) -> Outline:
     of: dict[str, int] = {}
     for at, choice in enumerate(choices):
         for step in choice.steps:
-            for node in (*(node for node, _ in step.pieces), *step.answers):
-                of.setdefault(node.id, at)
+            for message in (step.reply, *step.answers):
+                for node in message.nodes:
+                    of.setdefault(node.id, at)
     for step in tree.steps:  # a reply that others were forked out of is its own step, not theirs
         if step.id in places:
             of[step.id] = places[step.id]
@@ -118,7 +119,7 @@ def outline(run: Run, tree: TaskTree) -> Outline:
 
 def _edit(run: Run, step: ShownStep) -> str:
     """What a fork changed at a step, "" where nothing was."""
-    for node in (*step.lead, *(node for node, _ in step.pieces)):
+    for node in (node for message in (*step.seen.lead, step.reply) for node in message.nodes):
         edit = node.data.get("edit")
         if edit is None and node.provenance is not None:
             edit = run.provenance(node.provenance).edit

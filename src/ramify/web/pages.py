@@ -39,13 +39,14 @@ from ramify.trace.db import Run
 from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, by_leaf, is_reward, settled, undecided
+from ramify.trace.view import Ended
 from ramify.web.beside import compare_runs, pairs
 from ramify.web.drawn import PageData, drawn, number, numbers
 from ramify.web.lanes import lanes
 from ramify.web.outline import Outline, SuccessAfter, outline
 from ramify.web.potentials import potential_pictures
 from ramify.web.shares import share_picture
-from ramify.web.steps import START, ShownStep, TaskTree, merged, outcome_of, picture_steps, read_tree, step_text
+from ramify.web.steps import START, ShownStep, TaskTree, merged, picture_steps, read_tree, step_text
 from ramify.web.tasks import TaskRow, task_rows
 
 if TYPE_CHECKING:
@@ -227,7 +228,9 @@ def node_html(run: Run, name: str) -> str:
         messages=[(message.role, message.spoken()) for message in path.messages()],
         numbers=numbers(why[0].value, meanings(run).get(why[0].maker, {})) if why else [],
         findings=[_finding_view(finding, True, ()) for finding in run.findings(node=node.id)],
-        scores=[(v.scorer, v.value, outcome_of(record, v) if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)],
+        scores=[
+            (v.scorer, v.value, Ended(node, record, v).word if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)
+        ],
     )
 
 

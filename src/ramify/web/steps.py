@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.base.errors import NeedsError
 from ramify.render.graphs import State, StateMove
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep
 from ramify.trace.db import Run
-from ramify.trace.failures import failure_of
 from ramify.trace.message import Message
-from ramify.trace.node import Annotation, AttemptRecord, Node, Score, TreeInfo
-from ramify.trace.outcome import Decider, Ending, cut_short, ended, settled, succeeded
-from ramify.trace.parallel import by_call
-from ramify.trace.path import message_of
+from ramify.trace.node import Annotation, Node, TreeInfo
+from ramify.trace.outcome import Decider, Ending, ended, settled
+from ramify.trace.tree import Tree
+from ramify.trace.view import Ended, Reached, Seen, TokenMessage, walk
 
 START = "start"
 _ENDS = {"success": "the attempt succeeded", "failure": "the attempt failed", "cut": "the attempt was cut off", "done": "an end"}
@@ -26,11 +24,11 @@ _ENDS = {"success": "the attempt succeeded", "failure": "the attempt failed", "c
 class ShownStep:
     """One message of the agent, with the environment's answer to it."""
 
-    node: Node
+    reply: TokenMessage
+    seen: Seen
+    """What the agent had been shown."""
     parent: str | None
     """Id of the step before it; None for the first of an attempt."""
-    depth: int
-    """1 for the first step of an attempt."""
     before: str
     """Key of the state it was taken in."""
     why: Mapping[str, Any] = field(default_factory=dict)
@@ -39,19 +37,20 @@ class ShownStep:
     """Who noted them."""
     grades: Sequence[Annotation] = ()
     """What graders noted of it (``grade`` annotations)."""
-    pieces: tuple[tuple[Node, int], ...] = ()
-    """The nodes that the message consists of, each with how much of it is kept: a reply that was forked inside has several."""
-    lead: tuple[Node, ...] = ()
-    """The messages between the step before and this one."""
     after: str = ""
     answer: str = ""
-    answers: list[Node] = field(default_factory=list)
+    answers: list[TokenMessage] = field(default_factory=list)
     """The messages that follow it, of all branches, up to the next steps."""
     outcome: str = ""
-    """success, failure, cut or done where an attempt ends with this step, else empty."""
+    """:attr:`ramify.trace.view.Ended.word` where an attempt ends with this step, else empty."""
     reward: float | None = None
     fork: bool = False
     """What ends with this step is a fork, not an attempt."""
+
+    @property
+    def node(self) -> Node:
+        """The node it ends in: a reply that was forked inside has several."""
+        return self.reply.nodes[-1]
 
     @property
     def id(self) -> str:
@@ -59,14 +58,14 @@ class ShownStep:
         return self.node.id
 
     @property
+    def depth(self) -> int:
+        """1 for the first step of an attempt."""
+        return self.seen.replies + 1
+
+    @property
     def message(self) -> Message:
-        """What the agent wrote, whole; only the last piece's where the others cannot be cut (no ends of their tokens)."""
-        if len(self.pieces) < 2:
-            return self.node.message
-        try:
-            return message_of([(node, 0, kept) for node, kept in self.pieces])
-        except NeedsError:
-            return self.node.message
+        """What the agent wrote."""
+        return self.reply.message
 
     @property
     def credit(self) -> float | None:
@@ -80,6 +79,7 @@ class TaskTree:
     """One tree, read: its prompt, its steps (every parent before its children), and texts of its states by key."""
 
     info: TreeInfo
+    tree: Tree
     prompt: str
     steps: tuple[ShownStep, ...]
     states: Mapping[str, str]
@@ -128,83 +128,55 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
     for annotation in run.annotations(tree=name, name="grade"):
         grades.setdefault(annotation.node, []).append(annotation)
     ends = {one.node: one for one in ended(run, name, deciding or settled(run))}
-    children: dict[str | None, list[Node]] = {}
-    keyed = False  # whether the environment told its states; else they are the texts of observations
-    for node in run.nodes(name):
-        children.setdefault(node.parent, []).append(node)
-        keyed = keyed or node.state_key is not None
+    tree = run.tree(name)
+    # Whether the environment told its states; else they are the texts of observations.
+    keyed = any(node.state_key is not None for node in tree.nodes.values())
     prompt: list[str] = []
     steps: list[ShownStep] = []
     states: dict[str, str] = {}
-    stack: list[tuple[Node, ShownStep | None, str, float | None, tuple[Node, ...]]] = [
-        (node, None, START, None, ()) for node in reversed(children.get(None, []))
-    ]
-    while stack:
-        node, step, state, paid, lead = stack.pop()
-        # Children that hang inside the node replace the rest of it; the others follow it.
-        onward = [child for child in children.get(node.id, ()) if child.offset >= len(node)]
-        if node.reward is not None:
-            paid = node.reward + (paid or 0.0)
-        if node.role == "assistant":
-            before = step
-            if step is not None and not node.opens and step.id == node.parent:
-                step = ShownStep(node, step.parent, step.depth, step.before, lead=step.lead)
-                step.pieces = (*before.pieces[:-1], (before.node, node.offset), (node, len(node)))  # type: ignore[union-attr]
-            else:
-                step = ShownStep(node, step.id if step else None, step.depth + 1 if step else 1, state, lead=lead)
-                step.pieces = ((node, len(node)),)
-            step.grades = grades.get(node.id, ())
+    stood: dict[str, tuple[ShownStep | None, str]] = {}  # by node: the last step up to it, and the state after it
+    for here in walk(tree):
+        node = here.node
+        step, state = (None, START) if here.up is None else stood[here.up]
+        told = bool(here.parts)
+        if told and here.message.role == "assistant":
+            told = False
+            step = ShownStep(here.message, here.above, None if step is None else step.id, state, grades=grades.get(node.id, ()))
             if (noted := why.get(node.id)) is not None:
                 step.why, step.rule = noted.value, noted.maker
-            if not onward or any(child.opens or child.role != "assistant" for child in onward):
+            if here.closed:
                 steps.append(step)  # else it is the beginning of the replies below it
-            lead = ()
-        else:
-            lead = (*lead, node)
+        elif here.closed:
             if step is None:
-                prompt.append(node.text)
+                prompt.append(here.message.text)
             else:
-                step.answers.append(node)
-                step.answer = step.answer or node.text
-        if node.state_key is not None or (not keyed and step is not None and node.role != "assistant" and node.text):
-            came, text = state, _observed(node, lead, step)
+                step.answers.append(here.message)
+                step.answer = step.answer or here.message.text
+        if node.state_key is not None or (told and not keyed and step is not None and node.text):
+            came, text = state, here.seen.observation if told else node.text
             state = text if node.state_key is None else node.state_key
             states.setdefault(state, text)
+            lead = here.seen.shown
             if step is not None and (not step.after or (step.after == came and len(lead) > 1 and lead[-2].role == "tool")):
                 step.after = state
-        if (broke := failure_of(node, one.record if (one := ends.get(node.id)) else None)) is not None:
-            note = f"The attempt failed: {broke}"
-            if step is None:
-                prompt.append(note)
-            else:
-                step.answer = f"{step.answer}\n{note}" if step.answer else note
-        if step is not None and (node.id in ends or not ends) and not onward:  # an attempt that ended, not one that forks here
-            one = ends.get(node.id) or Ending(node.id, None, None)
-            step.outcome = outcome_of(one.record, one.score, node.stop, paid)
-            step.fork = one.fork
-            step.reward = paid if one.score is None else one.score.value
-        stack += [(child, step, state, paid, lead) for child in reversed(children.get(node.id, []))]
-    return TaskTree(info, "\n".join(text for text in prompt if text), tuple(steps), states)
+        if node.id in ends or node.stop == "failed" or not (ends or here.onward):
+            _end(step, prompt, here, ends.get(node.id))
+        stood[node.id] = step, state
+    return TaskTree(info, tree, "\n".join(text for text in prompt if text), tuple(steps), states)
 
 
-def _observed(node: Node, lead: Sequence[Node], step: ShownStep | None) -> str:
-    """What ``node`` shows the agent, with the results of tools that came together with it, in the order of their calls."""
-    first = next((i for i in range(len(lead) - 1, -1, -1) if lead[i].role != "tool"), -1) + 1
-    if step is None or node.role != "tool" or len(lead) - first < 2:
-        return node.text
-    return "\n".join([one.text for one in by_call(lead[first:], step.node.data, lambda one: one.data)])
-
-
-def outcome_of(record: AttemptRecord | None, score: Score | None, stop: str = "", paid: float | None = None) -> str:
-    """success, cut, failure, or done where nobody said. ``stop``: why the last node ended; ``paid``: rewards on the way to it."""
-    success = succeeded(record, score)
-    if success is None and score is None and paid is not None and (record is None or record.failure is None):
-        success = paid > 0
-    if success:
-        return "success"
-    if cut_short(record, stop):
-        return "cut"
-    return "done" if success is None else "failure"
+def _end(step: ShownStep | None, prompt: list[str], here: Reached, ending: Ending | None) -> None:
+    """Note on ``step``, else in the prompt, that an attempt ended: not where it only forks, or goes on."""
+    record, score = (None, None) if ending is None else (ending.record, ending.score)
+    said = Ended(here.node, record, score, here.paid)
+    if said.failure is not None:
+        note = f"The attempt failed: {said.failure}"
+        if step is None:
+            prompt.append(note)
+        else:
+            step.answer = f"{step.answer}\n{note}" if step.answer else note
+    if step is not None and not here.onward:
+        step.outcome, step.fork, step.reward = said.word, said.fork, said.reward
 
 
 def picture_steps(tree: TaskTree, href: str) -> list[TreeStep]:

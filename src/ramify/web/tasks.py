@@ -88,7 +88,7 @@ def _read(run: Run, info: TreeInfo, deciding: Decider, found: Mapping[str, list[
     for one in found.get(info.name, ()):
         if one.maker == WHY and one.name != NOTHING and one.value is not None and math.isfinite(one.value):
             drop, text = one.value, choices.choices[choices.of.get(one.node, 0)].text
-    tokens = sum(sampled_tokens(node) for node in run.nodes(info.name) if node.role == "assistant")
+    tokens = sum(sampled_tokens(node) for node in tree.tree.nodes.values() if node.role == "assistant")
     wins = sum(told) if told else None
     size = len(found.get(info.name, ()))
     counts = len(tree.attempts), wins
