@@ -636,9 +636,11 @@ class Run:
         where = f"{where} AND" if where else "WHERE"
         return [make(row) for row in self._rows(f"{select} {where} s.value IS NULL ORDER BY {order}", *args)]
 
-    def failed(self) -> list[Node]:
-        """Nodes at which a failure ended an attempt that was imported or recorded (``stop`` is "failed")."""
-        return self._matching(Node, None, {"n.stop": "failed"})
+    def failed(self, below: str | None = None) -> list[Node]:
+        """Nodes at which a failure ended an attempt that was imported or recorded (``stop`` is "failed"), of all or of those that
+        hang on node ``below``."""
+        row = None if below is None else self._row("SELECT seq FROM nodes WHERE id = ?", below)
+        return self._matching(Node, None, {"n.stop": "failed", "n.parent": None if row is None else int(row[0])})
 
     def ends(self) -> list[str]:
         """Ids of the nodes that nothing hangs below, roots left out."""

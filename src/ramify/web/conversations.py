@@ -116,13 +116,13 @@ class Conversations:
             if not self.run.has_tree(name):
                 self.run.add_tree(name, {"id": name, "asked": messages[head - 1].shown.text[:200] if messages else ""})
             known = _Known(root(self.run, name), True)
-        node, before = known.node, open_attempt(self.run, known.node)
+        node = known.node
         for message in messages[at:]:
             node = self._given(node, message)
+        continued = self._continued(known.node, node)
         context = None if known.whole and not shown else self._context(node, messages, shown)
         for key, outcome in zip(keys, outcomes, strict=True):
-            reply = self._reply(node, exchange, key, outcome, context, messages[-1].shown.role if messages else "", before)
-            before = None
+            reply = self._reply(node, exchange, key, outcome, context, messages[-1].shown.role if messages else "", continued)
             if isinstance(outcome, Completion):
                 self._remember(reply, outcome, ordered, positions, known.whole, exchange.client)
 
@@ -228,7 +228,7 @@ class Conversations:
             tree = f"completion-{_digest(raw)}"
             self.run.add_tree(tree, {"id": tree})
             node = root(self.run, tree)
-        before = open_attempt(self.run, node)
+        known = node
         if size < len(raw):
             new = tokens[size // 4 :]
             spelled = self.template.tokenizer.decode(new.tolist()) if self.template else ""
@@ -242,9 +242,9 @@ class Conversations:
             node = make_node(node.tree, node.id, len(node), "user", text, opens=not size, **fields)
             self.run.add(node)
             self._end(raw, node)
+        continued = self._continued(known, node)
         for key, outcome in zip(keys, outcomes, strict=True):
-            reply = self._reply(node, exchange, key, outcome, None, None, before)
-            before = None
+            reply = self._reply(node, exchange, key, outcome, None, None, continued)
             if isinstance(outcome, Completion) and reply.tokens is not None:
                 self._end(raw + reply.tokens.tobytes(), reply)
 
@@ -267,6 +267,13 @@ class Conversations:
 
     # -- replies
 
+    def _continued(self, known: Node, asked: Node) -> list[AttemptRecord]:
+        """The records of the attempts that replies below ``asked`` continue: of the conversation that ends at ``known`` so far,
+        and of those that failed where the same is asked again."""
+        before = open_attempt(self.run, known)
+        failed = [record for node in self.run.failed(asked.id) for record in self.run.attempts(leaf=node.id)]
+        return failed if before is None else [before, *failed]
+
     def _reply(
         self,
         parent: Node,
@@ -275,10 +282,11 @@ class Conversations:
         outcome: Completion | Exception,
         context: str | None,
         after: str | None,
-        before: AttemptRecord | None,
+        continued: list[AttemptRecord],
     ) -> Node:
-        """Add what was sampled, or that it failed, and that the conversation so far ends with it: its record ``before`` is
-        replaced. ``after`` is the role before a chat's reply, None for a completion's."""
+        """Add what was sampled, or that it failed, and that the conversation so far ends with it: the first record of
+        ``continued`` is taken and replaced. ``after`` is the role before a chat's reply, None for a completion's."""
+        before = continued.pop(0) if continued else None
         about = {"key": key, "request": exchange.id, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         about |= {"asked": self._labels} if self._labels else {}
         fields: dict[str, Any] = {"provenance": self._provenance, "context": context, "index": next(self._index)}
