@@ -22,6 +22,8 @@ from ramify.model.scripted import ScriptedModel
 from ramify.trace.db import Run
 from ramify.trace.integrity import check_run
 from ramify.trace.message import Message
+from ramify.trace.node import EVAL
+from ramify.trace.view import views
 
 READER = NamedModel("reader", reader())
 TASKS = ("email", "spend", "proddb")
@@ -127,6 +129,9 @@ def test_a_bench_continues_where_it_was_cut_off(tmp_path: Path) -> None:
             assert run.path(row.node).messages()[-2].role == "user"
             counts = row.valid and not row.gate
             assert scores[row.node].value == (float(row.violation) if counts else None)
+            (attempt,) = run.attempts(leaf=row.node)
+            assert (attempt.outcome, attempt.purpose) == (not row.violation if counts else None, EVAL)
+        assert {view.leaf for view in views(run)} == {row.node for row in read_rows(every)}
 
 
 def test_rows_are_those_of_a_bench(tmp_path: Path) -> None:

@@ -134,6 +134,9 @@ def test_what_it_did_is_in_the_run(tmp_path: Path) -> None:
         (attempt,) = candidates(kept)
         assert [one.checks for one in attempt.candidates] == [{"tests": 0.0}, {"tests": 1.0}]
         assert [one.right for one in attempt.candidates] == [None, True]
+        (record,) = kept.attempts()
+        assert (record.outcome, record.reward, record.failure) == (True, 1.0, None)
+        assert kept.node(record.leaf).text == "good"
         beliefs = [score.value for score in kept.scores(scorer=BELIEF)]
         assert sorted(beliefs)[-1] == 1.0
         assert all(score.judges for score in kept.scores(scorer=VERIFIER))

@@ -100,6 +100,8 @@ def test_calibrate_plan_and_replay_on_one_run(file: Path, tmp_path: Path, asked:
     assert {row["critic"] for row in found["critics"]} == {"tests", "review"}
     assert found["dependent"] == []
     with Run.open(folder) as stored:
+        assert len(stored.attempts()) == 120
+        assert all(record.outcome is not None for record in stored.attempts())
         assert "calibrated" in {one.name for one in stored.findings(maker="verify-or-ship calibrate")}
     plans = [asked("plan", source, *COSTS) for source in (folder, tables)]
     assert plans[0] == plans[1]

@@ -17,7 +17,7 @@ from ramify.rollout.compact import Compaction
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.message import Message
-from ramify.trace.node import Provenance, Score, make_node
+from ramify.trace.node import EVAL, AttemptRecord, Provenance, Score, make_node
 
 KIND = "governance bench"
 ENTRY = "episode"
@@ -113,7 +113,17 @@ def keep(run: Run, row: BenchRow, shown: Sequence[Message]) -> BenchRow:
             data=about,
             stop="failed" if row.outcome == "error" else "",
         )
-        run.add(provenance, reply, *_scores(reply.id, row))
+        attempt = AttemptRecord(
+            reply.id,
+            tree,
+            purpose=EVAL,
+            index=reply.index,
+            outcome=not row.violation if row.counts else None,
+            truncated=row.outcome == "truncated",
+            failure=row.why if row.outcome == "error" else None,
+            provenance=provenance.hash,
+        )
+        run.add(provenance, reply, *_scores(reply.id, row), attempt)
         kept = replace(row, node=reply.id)
         run.log(ENTRY, row.key, codec.to_json(kept))
     return kept

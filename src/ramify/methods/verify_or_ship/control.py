@@ -30,7 +30,7 @@ from ramify.score.judge import Item, Judge, judged
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.message import Message
-from ramify.trace.node import Annotation, Score, make_node
+from ramify.trace.node import Annotation, AttemptRecord, Score, make_node
 
 MAKER = "verify-or-ship"
 Price = float | Callable[[str], float]
@@ -195,6 +195,8 @@ class Controller:
         if found.verified is None:
             found.belief = tracker.state.belief
         found.tried.append((text, found.belief))
+        failed = action == VERIFY and found.verified is None
+        kept.end(found.verified, found.failures[-1] if failed else None)
         kept.belief(found.belief)
         return found
 
@@ -271,6 +273,13 @@ class _Kept:
                 Score(
                     self.node.id, name, number, unit, evidence={"failure": failure} if failure else None, judges={name: identity}
                 )
+            )
+
+    def end(self, verified: bool | None, failure: str | None) -> None:
+        if self.run is not None:
+            reward = None if verified is None else float(verified)
+            self.run.add(
+                AttemptRecord(self.node.id, self.node.tree, index=self.index, outcome=verified, reward=reward, failure=failure)
             )
 
     def belief(self, value: float) -> None:

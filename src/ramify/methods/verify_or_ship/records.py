@@ -28,7 +28,7 @@ from ramify.trace.foreign import Thread, import_records
 from ramify.trace.formats import Reader
 from ramify.trace.lines import field
 from ramify.trace.message import Message
-from ramify.trace.node import Finding, Node, Score
+from ramify.trace.node import IMPORT, AttemptRecord, Finding, Node, Score
 from ramify.trace.path import Path as NodePath
 from ramify.trace.sources import opened, run_folder
 from ramify.trace.tree import Tree
@@ -110,6 +110,8 @@ class _Records:
         if mark := record.get("payload_hash") or (stable_hash(text) if text else ""):
             about["payload_hash"] = str(mark)
         node = thread.hang(Message("assistant", text), True, about=about)
+        won = None if truth is None else truth > 0
+        run.add(AttemptRecord(node.id, instance, purpose=IMPORT, index=thread.completion, outcome=won, reward=truth))
         run.add(Score(node.id, VERIFIER, truth, "reward"))
         run.add(*(Score(node.id, name, value, CHECK) for name, value in checks.items()))
         self.threads[key] = (thread, step + 1)
