@@ -113,6 +113,15 @@ Dtype = Annotated[
 ]
 
 
+def words_of(choice: str, words: Sequence[str] | None, called: str) -> list[str]:
+    """The ``words`` that follow ``choice``, one for each that is ``called`` so; those in brackets may be missing, and with "..."
+    there may be more. Raises UserError where there are too few or too many."""
+    given, names = list(words or ()), called.split()
+    if not sum(name[0] != "[" for name in names) <= len(given) <= (len(given) if "..." in called else len(names)):
+        raise UserError(f"{choice} takes {called or 'no words'}, not {' '.join(map(repr, given)) or 'nothing'}")
+    return given
+
+
 def find_run(text: str) -> Path:
     """The folder of the run ``text`` names. Raises UserError with the nearest run that exists."""
     from ramify.trace.connect import FILE  # help starts faster without numpy
