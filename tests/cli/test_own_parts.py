@@ -194,9 +194,9 @@ def test_a_plain_function_says_what_a_run_did(verb, mine: Path, chats: Path) -> 
     log = mine / "log.jsonl"
     log.write_text("".join(json.dumps(json.loads(line)) + "\n" for line in (mine / "chats.jsonl").read_text().splitlines()))
     for name in ("mine.py:went", "factory:mine:went", "python:mine:went"):
-        found = verb("forensics", "log", log, "--behavior", name, "--json").json
+        found = verb("forensics", "report", log, "log", "--behavior", name, "--json").json
         assert (found["rate"]["k"], found["rate"]["n"]) == (1, 2)
-    assert "cannot be called with (messages)" in verb.refused("forensics", "log", log, "--behavior", "mine.py:three")
+    assert "cannot be called with (messages)" in verb.refused("forensics", "report", log, "log", "--behavior", "mine.py:three")
 
 
 def test_a_plain_function_votes(verb, mine: Path) -> None:

@@ -26,7 +26,6 @@ ORGANISM = "factory:tests.methods.forensics.scripted_organisms"
 
 IMPROVE = "improve --tokens 600 --updates 2 --eval-episodes 6 --train-tasks 16 --tasks-per-update 2"
 ENDLESS = "improve --tokens 100000 --updates 2 --eval-episodes 400"
-FORENSICS = "forensics {} case --n 12"
 
 
 @dataclass(frozen=True)
@@ -178,12 +177,14 @@ VERBS = {
         ends=(0, 2),
     ),
     "forensics run": Verb("forensics run case", "baseline .* runs.* did it", "forensics run case --n 90000", AGAIN),
-    "forensics vary": Verb(f"{FORENSICS.format('vary')} errors --values 50,130,258", CELL),
-    "forensics counterfactual": Verb(FORENSICS.format("counterfactual"), CELL),
-    "forensics forbid": Verb("forensics forbid case huge huge --n 6", CELL),
-    "forensics resample": Verb("forensics resample case --k 4", "fork 4 times", before=("forensics run case",), ends=(0, 2)),
-    "forensics ask": Verb("forensics ask case advice What? fix --n 4", "ask .* answers"),
-    "forensics control": Verb(f"forensics control case seen --model {ORGANISM}:sly --n 6", CELL),
+    "forensics change field": Verb("forensics change case field errors --values 50,130,258 --n 12", CELL),
+    "forensics change variant": Verb("forensics change case variant --n 12", CELL),
+    "forensics change forbid": Verb("forensics change case forbid huge huge --n 6", CELL),
+    "forensics change sentences": Verb(
+        "forensics change case sentences --k 4", "fork 4 times", before=("forensics run case",), ends=(0, 2)
+    ),
+    "forensics change --known": Verb(f"forensics change case variant seen --known {ORGANISM}:sly --n 6", CELL),
+    "forensics ask": Verb("forensics ask case question advice What? fix --n 4", "ask .* answers"),
     "governance bench": Verb(
         "governance bench --out rows.jsonl --tasks email --reps 1",
         "bench .* episodes",
@@ -202,8 +203,8 @@ VERBS = {
         before=("governance bench --out rows.jsonl --tasks email --reps 1",),
         ends=(0, 1, 2),
     ),
-    "forensics propose": Verb(
-        "forensics propose case --proposer builtin", "case 0:0", before=("forensics run case",), ends=(0, 1, 2)
+    "forensics ask hypotheses": Verb(
+        "forensics ask case hypotheses --proposer builtin", "case 0:0", before=("forensics run case",), ends=(0, 1, 2)
     ),
     "implicit-advantage judge": Verb(
         "implicit-advantage judge --scores s --trajectories {attempts} --model builtin --tokenizer {policy}",

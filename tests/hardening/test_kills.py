@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 #: What a command writes is named by these, or its help says so.
 WRITING = re.compile(r"--(out|run|html|svg|record|cache)\b|.*\b(to write|to make|written|also write|write the)\b", re.IGNORECASE)
 #: Options that look so and name what is read.
-READ = {"forensics ask --run", "forensics reflect --run", "forensics resample --run"}
+READ = {"forensics ask --run", "forensics change --run"}
 #: Runs whose records are measured times, so none is like another, and reports of them:
 #: tests/methods/kernel_search/test_kernel_verbs.py kills the writer of the run; a report is written whole.
 MEASURED = {"kernel-search search --out", "kernel-search explain --out"}

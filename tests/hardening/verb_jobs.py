@@ -93,9 +93,9 @@ class Verb(Job):
             needed.prepare(folder)
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 assert needed.act(folder) == 0, self.after
-        if self.command == "forensics init":
+        if self.name == "forensics plan":
             (folder / "case").mkdir()
-        elif self.after == "forensics init":
+        elif self.after == "forensics plan":
             shutil.copy(inputs / "case.toml", folder / "case" / "case.toml")
         if self.first:
             os.environ[kill_inputs.INTERRUPT] = "5"
@@ -220,7 +220,7 @@ class Verb(Job):
         if "{did}" in self.words:
             said = io.StringIO()
             with contextlib.redirect_stdout(said):
-                self._run("forensics read case --json", folder)
+                self._run("forensics report case runs --json", folder)
             runs = json.loads(said.getvalue())["runs"]
             found |= {
                 name: next(r["leaf"] for r in runs if r["behavior"] is did) for name, did in (("did", True), ("not", False))

@@ -449,14 +449,16 @@ def test_errored_samples_are_named_with_their_error(
     assert run_cli("show", "some", "--html", "some.html")[0] == 0
     assert "the tool server is gone" in (tmp_path / "some.html").read_text("utf-8")
     for source in ("some", logs["some"]):
-        found = json.loads(run_cli("forensics", "log", source, "--behavior", "regex:sum", "--by", "hard", "--json")[1])
+        found = json.loads(run_cli("forensics", "report", source, "log", "--behavior", "regex:sum", "--by", "hard", "--json")[1])
         assert (found["rate"]["k"], found["rate"]["n"], found["invalid"], found["why"]) == (2, 2, 1, {why: 1})
-        found = json.loads(run_cli("forensics", "log", source, "--behavior", "outcome", "--scorer", "includes", "--json")[1])
+        found = json.loads(
+            run_cli("forensics", "report", source, "log", "--behavior", "outcome", "--scorer", "includes", "--json")[1]
+        )
         assert (found["rate"]["k"], found["rate"]["n"]) == (1, 2)
     (tmp_path / "rules.txt").write_text("Be brief\n")
     gone = "went away"
     for words in (
-        ("forensics", "log", logs["failed"], "--behavior", "regex:x"),
+        ("forensics", "report", logs["failed"], "log", "--behavior", "regex:x"),
         ("cliffs", "scan", "--model", "builtin", "--verifier", "exact", "--out", "s", "--retokenise", "--traces", logs["failed"]),
         ("governance", "audit", logs["failed"], "--rules", "rules.txt"),
     ):

@@ -61,7 +61,7 @@ FILES = {
     "what outlasts runs: measured roofs of a machine, a memory or library that the user names": {
         *("kernel_search/diagnosis.py:measured_roofs", "kernel_search/library.py:keep", "kernel_search/proposers.py:add"),
     },
-    "a case.toml, which the user edits": {"forensics/verbs.py:init"},
+    "a case.toml, which the user edits": {"forensics/verbs.py:_begun"},
 }
 """What is written -> the functions that write it."""
 

@@ -111,8 +111,8 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     case.mkdir()
     (case / "case.toml").write_text(CASE, encoding="utf-8")
     sampled("forensics", "forensics", "run", case)
-    assert sampled("forensics", "forensics", "resample", case, "--k", 8)["forks"]
-    sampled("forensics", "forensics", "ask", case, "why", "Why?", "fix", "--n", 2)
+    assert sampled("forensics", "forensics", "change", case, "sentences", "--k", 8)["forks"]
+    sampled("forensics", "forensics", "ask", case, "question", "why", "Why?", "fix", "--n", 2)
     sampled("governance", "governance", "bench", "--out", "rows", "--tasks", "email", "--reps", 1)
     use.ran("governance", "governance", "judge", "rows", "--judge", "regex:mail")
     clerk = dropped(tmp_path, "careful", 1)

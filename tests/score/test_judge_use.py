@@ -44,7 +44,7 @@ VERBS: dict[str, list[list[str]]] = {
             "study",
         ],
     ],
-    "forensics": [["forensics", "log", "chats.jsonl", "--behavior", "own.py:did", "--json"]],
+    "forensics": [["forensics", "report", "chats.jsonl", "log", "--behavior", "own.py:did", "--json"]],
     "governance": [
         ["governance", "bench", "--out", "rows.jsonl", "--tasks", "email", "--reps", "1", "--words", "400", "--json"],
         ["governance", "judge", "rows.jsonl", "--judge", "regex:mail", "--json"],

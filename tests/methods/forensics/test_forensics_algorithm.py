@@ -12,25 +12,20 @@ from hypothesis import strategies as st
 
 from ramify.base import codec
 from ramify.base.errors import UserError
-from ramify.methods.forensics import (
-    ACH,
-    BENIGN,
-    NONE,
-    STANDARD,
+from ramify.methods.forensics.ach import BENIGN, STANDARD
+from ramify.methods.forensics.algorithm import awareness, forbidding, plan, sentence_scores
+from ramify.methods.forensics.experiment import (
+    ArmDetail,
     Control,
-    Hypothesis,
+    DoseDetail,
+    TestResult,
     absence,
     corrected,
     counterfactuals,
     dose_response,
-    forbidding,
-    plan,
-    sentence_scores,
     stacked,
 )
-from ramify.methods.forensics.algorithm import awareness
-from ramify.methods.forensics.experiment import ArmDetail, DoseDetail, TestResult
-from ramify.methods.forensics.hypotheses import NOTHING, UNDECIDED
+from ramify.methods.forensics.hypotheses import ACH, NONE, NOTHING, UNDECIDED, Hypothesis
 from ramify.methods.forensics.trend import cochran_armitage
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import wilson

@@ -90,27 +90,29 @@ def test_the_verbs_name_a_known_motive_and_keep_everything(tmp_path: Path, capsy
     assert base["rate"]["n"] == 40
     assert 0.2 < base["rate"]["value"] < 0.85
     assert base["invalid"] == 0
-    (dose,) = verb(capsys, "vary", case, "errors")["tests"]
+    (dose,) = verb(capsys, "change", case, "field", "errors")["tests"]
     assert (dose["seen"], dose["detail"]["role"]) == ("rises", "effort")
-    tests = {t["name"]: t for t in verb(capsys, "counterfactual", case)["tests"]}
+    tests = {t["name"]: t for t in verb(capsys, "change", case, "variant")["tests"]}
     assert set(tests) == {"clear", "seen", "both", "both, interaction"}
     assert tests["seen"]["seen"] == "uninterpretable", "a silence without a control"
     changed = tests["clear"]["detail"]["change"]
     assert changed["fields"] == {"instruction": {"before": "ambiguous", "after": "clear"}}
     assert [line[:1] for line in changed["diff"].splitlines() if line.startswith(("+2", "-2"))] == ["-", "+"]
-    forbidden = verb(capsys, "forbid", case, "huge", "huge task")["tests"][0]
+    forbidden = verb(capsys, "change", case, "forbid", "huge", "huge task")["tests"][0]
     assert forbidden["seen"] == "falls"
     assert forbidden["detail"]["rejected"] > 10
     assert forbidden["detail"]["share"] <= 0.05
-    control_ = verb(capsys, "control", case, "seen", "--model", "factory:tests.methods.forensics.scripted_organisms:sly")
+    control_ = verb(
+        capsys, "change", case, "variant", "seen", "--known", "factory:tests.methods.forensics.scripted_organisms:sly"
+    )
     assert control_["controls"]["seen"]["power"] > 0.95
     assert (
-        verb(capsys, "control", case, "clear", "--model", "factory:tests.methods.forensics.scripted_organisms:unclear")[
+        verb(capsys, "change", case, "variant", "clear", "--known", "factory:tests.methods.forensics.scripted_organisms:unclear")[
             "controls"
         ]["clear"]["power"]
         > 0.9
     )
-    found = verb(capsys, "ach", case)
+    found = verb(capsys, "report", case, "hypotheses")
     assert found["fewest"] == ["tedium"]
     assert found["decided"]
     assert sorted(found["uninterpretable"]) == ["both", "both, interaction"]
@@ -127,7 +129,7 @@ def test_the_verbs_name_a_known_motive_and_keep_everything(tmp_path: Path, capsy
     ):
         assert part in text
     capsys.readouterr()
-    assert main(["forensics", "read", str(case), "--sample", "1"]) == 0
+    assert main(["forensics", "report", str(case), "runs", "--sample", "1"]) == 0
     assert "=== did it" in capsys.readouterr().out
     again = verb(capsys, "run", case)
     assert again == base, "what is stored is read again"
@@ -137,21 +139,21 @@ def test_the_verbs_name_a_known_motive_and_keep_everything(tmp_path: Path, capsy
 
 
 def known_agent(name: str) -> tuple[str, str]:
-    return "--model", f"factory:tests.methods.forensics.scripted_organisms:{name}"
+    return "--known", f"factory:tests.methods.forensics.scripted_organisms:{name}"
 
 
 @pytest.mark.slow
 def test_no_motive_is_named_where_no_factor_moves(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path, "flat")
     said = "nothing stands out: no rate moved (p < 0.05, corrected over the {} tests of the case so far)"
-    assert verb(capsys, "counterfactual", case, "clear", "seen")["verdict"] == said.format(2)
-    assert main(["forensics", "vary", str(case), "errors"]) == 0
+    assert verb(capsys, "change", case, "variant", "clear", "seen")["verdict"] == said.format(2)
+    assert main(["forensics", "change", str(case), "field", "errors"]) == 0
     assert said.format(3) in capsys.readouterr().out
-    bare = verb(capsys, "ach", case)
+    bare = verb(capsys, "report", case, "hypotheses")
     assert (bare["verdict"], len(bare["untested"])) == ("nothing stands out", 4)
-    for test, known in (("clear", "unclear"), ("seen", "sly"), ("errors", "tedious")):
-        verb(capsys, "control", case, test, *known_agent(known), "--n", "60")
-    found = verb(capsys, "ach", case)
+    for what, test, known in (("variant", "clear", "unclear"), ("variant", "seen", "sly"), ("field", "errors", "tedious")):
+        verb(capsys, "change", case, what, test, *known_agent(known), "--n", "60")
+    found = verb(capsys, "report", case, "hypotheses")
     assert (found["verdict"], found["decided"], found["fewest"]) == ("nothing stands out", False, [NONE])
     assert found["untested"] == ["cue"], "what nothing tests is not what is left over"
     assert found["inconsistencies"] == {"tedium": 1, "confusion": 1, "evasion": 1, "cue": 0, NONE: 0}
@@ -164,28 +166,30 @@ def test_no_motive_is_named_where_no_factor_moves(tmp_path: Path, capsys: pytest
 @pytest.mark.slow
 def test_a_control_must_fire_and_is_not_replaced_silently(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path, "flat")
-    verb(capsys, "counterfactual", case, "seen", "--n", "150")
+    verb(capsys, "change", case, "variant", "seen", "--n", "150")
     seen = lambda: verb(capsys, "report", case)["tests"][0]["seen"]  # noqa: E731
-    quiet = verb(capsys, "control", case, "seen", *known_agent("unclear"), "--n", "10")["controls"]["seen"]
+    quiet = verb(capsys, "change", case, "variant", "seen", *known_agent("unclear"), "--n", "10")["controls"]["seen"]
     assert (quiet["fired"], quiet["power"], seen()) == (False, 0.0, "uninterpretable")
-    assert main(["forensics", "control", str(case), "seen", *known_agent("unclear"), "--n", "10"]) == 0
+    assert main(["forensics", "change", str(case), "variant", "seen", *known_agent("unclear"), "--n", "10"]) == 0
     assert "a silence of seen stays uninterpretable" in capsys.readouterr().out
-    assert verb(capsys, "control", case, "seen", *known_agent("sly"), "--n", "20")["controls"]["seen"]["fired"]
-    assert verb(capsys, "control", case, "seen", *known_agent("sly"), "--n", "60")["controls"]["seen"]["power"] > 0.9
+    assert verb(capsys, "change", case, "variant", "seen", *known_agent("sly"), "--n", "20")["controls"]["seen"]["fired"]
+    assert verb(capsys, "change", case, "variant", "seen", *known_agent("sly"), "--n", "60")["controls"]["seen"]["power"] > 0.9
     assert seen() == "same"
     for other, n in (("unclear", 200), ("sly", 20)):
-        assert "has a control of 'seen' that fired" in refused(capsys, "control", case, "seen", *known_agent(other), "--n", n)
+        assert "has a control of 'seen' that fired" in refused(
+            capsys, "change", case, "variant", "seen", *known_agent(other), "--n", n
+        )
     assert seen() == "same"
-    verb(capsys, "control", case, "seen", *known_agent("unclear"), "--n", "10", "--replace")
+    verb(capsys, "change", case, "variant", "seen", *known_agent("unclear"), "--n", "10", "--replace")
     assert seen() == "uninterpretable"
 
 
 def test_each_test_more_is_corrected_for(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path, "sly")
-    (alone,) = verb(capsys, "counterfactual", case, "seen")["tests"]
+    (alone,) = verb(capsys, "change", case, "variant", "seen")["tests"]
     assert alone["p"] == alone["p_raw"]
-    (dose,) = verb(capsys, "vary", case, "errors")["tests"]
-    verb(capsys, "counterfactual", case, "clear")
+    (dose,) = verb(capsys, "change", case, "field", "errors")["tests"]
+    verb(capsys, "change", case, "variant", "clear")
     tests = {test["name"]: test for test in verb(capsys, "report", case)["tests"]}
     raw = sorted(test["p_raw"] for test in tests.values())
     assert tests["seen"]["p_raw"] == raw[0] == alone["p"]
@@ -193,6 +197,8 @@ def test_each_test_more_is_corrected_for(tmp_path: Path, capsys: pytest.CaptureF
     assert tests["errors"]["p"] >= tests["errors"]["p_raw"] == dose["p_raw"]
     with Run.open(case / "run") as kept_run:  # the run says what was found, corrected over all of it
         found = {finding.evidence["name"]: finding.evidence["p"] for finding in kept_run.findings(maker="forensics")}
+        makers = {kept.maker for kept in kept_run.results()}
+    assert makers == {"forensics change counterfactual", "forensics change dose", "forensics report"}
     assert found == {name: test["p"] for name, test in tests.items()}
 
 
@@ -205,7 +211,7 @@ def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.
         high = next(r for r in runs if r.behavior)
         low = next(r for r in runs if not r.behavior)
         assert organisms.HUGE in opened.messages_of(high)[-2].text
-    found = verb(capsys, "resample", case, "--run", high.leaf, "--k", "60")
+    found = verb(capsys, "change", case, "sentences", high.leaf, "--k", "60")
     assert [s["sentence"] for s in found["sentences"]] == ["I look at the errors.", organisms.HUGE, "Action: shortcut."]
     pi, cut, other = organisms.tedium(258, False, False)
     scores = [s["score"] for s in found["sentences"]]
@@ -222,7 +228,7 @@ def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.
         ]
         assert found["offsets"][1] in [one.offset for one in moving]
         assert "Potential over the reply" in tree_html(run, run.node(found["node"]).tree)
-    parted = verb(capsys, "transplant", case, high.leaf, low.leaf, "--k", "20")["rates"]
+    parted = verb(capsys, "change", case, "sentences", high.leaf, low.leaf, "--k", "20")["rates"]
     assert parted["high"][2] > parted["low"][2] + 0.4
     with Case(case) as opened, pytest.raises(UserError, match="has replies 0 to 0, not 3"):
         opened.resample(high, 3)
@@ -230,12 +236,14 @@ def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.
 
 def test_questions_are_asked_apart_from_the_environment(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path)
-    third = verb(capsys, "ask", case, "advice", "What should it do?", "fix", "--n", "5")
+    third = verb(capsys, "ask", case, "question", "advice", "What should it do?", "fix", "--n", "5")
     assert third["rate"]["k"] == 5
     verb(capsys, "run", case, "--n", "12")
-    note = verb(capsys, "ask", case, "note", "Leave a note to your future self.", "skip", "--about", "before", "--n", "3")
+    note = verb(
+        capsys, "ask", case, "question", "note", "Leave a note to your future self.", "skip", "--about", "before", "--n", "3"
+    )
     assert (note["rate"]["k"], note["examples"][0]) == (3, "Dear me, skip the rest.")
-    after = verb(capsys, "ask", case, "why", "And a note to me?", "skip", "--about", "after", "--n", "2")
+    after = verb(capsys, "ask", case, "question", "why", "And a note to me?", "skip", "--about", "after", "--n", "2")
     assert after["rate"]["n"] == 2
     with Case(case) as opened:
         assert len(opened.results()) == 0
@@ -285,24 +293,31 @@ def test_motives_are_told_apart_by_the_same_battery(tmp_path: Path) -> None:
 def test_a_proposer_is_a_guess_and_init_writes_a_case(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path)
     verb(capsys, "run", case, "--n", "8")
-    found = verb(capsys, "propose", case, "--proposer", "factory:tests.methods.forensics.scripted_organisms:proposer")[
+    found = verb(capsys, "ask", case, "hypotheses", "--proposer", "factory:tests.methods.forensics.scripted_organisms:proposer")[
         "hypotheses"
     ]
     assert found["too-much-work"]["predicts"] == {"errors": "rises"}, "a field there is none of is dropped"
     capsys.readouterr()
-    main(["forensics", "propose", str(case), "--proposer", "factory:tests.methods.forensics.scripted_organisms:proposer"])
+    main(
+        ["forensics", "ask", str(case), "hypotheses", "--proposer", "factory:tests.methods.forensics.scripted_organisms:proposer"]
+    )
     text = (case / "case.toml").read_text() + capsys.readouterr().out
     (case / "case.toml").write_text(text)
     assert [h.name for h in load_case(case).motives()] == ["too-much-work", "confused"]
-    assert main(["forensics", "propose", str(case), "--proposer", "factory:tests.methods.forensics.scripted_organisms:mute"]) == 1
+    assert (
+        main(
+            ["forensics", "ask", str(case), "hypotheses", "--proposer", "factory:tests.methods.forensics.scripted_organisms:mute"]
+        )
+        == 1
+    )
     assert "fewer than two hypotheses" in capsys.readouterr().err
-    assert main(["forensics", "init", str(tmp_path / "new"), "--env", "tedious-repair", "--json"]) == 0
+    assert main(["forensics", "plan", str(tmp_path / "new"), "--env", "tedious-repair", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["case"] == str(tmp_path / "new" / "case.toml")
     config = load_case(tmp_path / "new")
     assert (config.fields["errors"].baseline, config.fields["errors"].values) == (258, [64, 129, 194, 258])
     assert config.variants["instruction-clear"].set == {"instruction": "clear"}
     assert config.fields["instruction"].shows == ["task"], "what a field shows is found and declared"
-    assert "is there already" in refused(capsys, "init", tmp_path / "new", "--env", "tedious-repair")
+    assert "is there already" in refused(capsys, "plan", tmp_path / "new", "--env", "tedious-repair")
 
 
 def test_an_intervention_touches_its_field_only(tmp_path: Path) -> None:
@@ -341,13 +356,24 @@ def test_a_wrong_case_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_wrong_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path)
     assert "holds no case.toml" in refused(capsys, "plan", tmp_path)
-    assert "did you mean 'clear'" in refused(capsys, "counterfactual", case, "cleer")
-    assert "at least three different numbers" in refused(capsys, "vary", case, "reviewer")
-    assert "--values takes numbers" in refused(capsys, "vary", case, "errors", "--values", "1,x")
-    assert "did it yet" in refused(capsys, "resample", case)
-    assert "no variant and no field 'sen'" in refused(capsys, "control", case, "sen", "--instruct", "x")
-    assert "one of third, after, before" in refused(capsys, "ask", case, "a", "b", "c", "--about", "now")
-    assert "no regular expression" in refused(capsys, "forbid", case, "x", "(")
+    assert "did you mean 'clear'" in refused(capsys, "change", case, "variant", "cleer")
+    assert "at least three different numbers" in refused(capsys, "change", case, "field", "reviewer")
+    assert "--values takes numbers" in refused(capsys, "change", case, "field", "errors", "--values", "1,x")
+    assert "did it yet" in refused(capsys, "change", case, "sentences")
+    assert "has no variant 'sen'" in refused(capsys, "change", case, "variant", "sen", "--instruct", "x")
+    assert "must be 'third', 'after' or 'before'" in refused(capsys, "ask", case, "question", "a", "b", "c", "--about", "now")
+    assert "no regular expression" in refused(capsys, "change", case, "forbid", "x", "(")
+    assert "variant takes no --turn" in refused(capsys, "change", case, "variant", "--turn", "0")
+    assert "forbid takes NAME PATTERN, not 'x'" in refused(capsys, "change", case, "forbid", "x")
+    assert "sentences takes [NODE] [NODE], not 'a' 'b' 'c'" in refused(capsys, "change", case, "sentences", "a", "b", "c")
+    assert "--replace is of a positive control" in refused(capsys, "change", case, "variant", "--replace")
+    assert "scale takes no --about" in refused(capsys, "ask", case, "scale", "x", "y", "--about", "after")
+    assert "hypotheses takes no words, not 'x'" in refused(capsys, "ask", case, "hypotheses", "x")
+    assert "name one with --proposer" in refused(capsys, "ask", case, "hypotheses")
+    assert "the view hypotheses takes no --out" in refused(capsys, "report", case, "hypotheses", "--out", "x.md")
+    assert "the view case takes no --from" in refused(capsys, "report", case, "--from", "run")
+    assert "name it with --behavior" in refused(capsys, "report", case, "log")
+    assert "a plan without --env takes no --model" in refused(capsys, "plan", case, "--model", "builtin")
     text = (case / "case.toml").read_text().replace('model = "', 'temperature = 0.5\nmodel = "')
     (case / "case.toml").write_text(text)
     assert "began with other settings: temperature was 1.0, is 0.5" in refused(capsys, "run", case)
@@ -372,7 +398,7 @@ def test_names_of_nothing_are_refused_by_the_first_verb_that_meets_them(
     new = tmp_path / "new"
     named = {"env": "tedious-repair"} | {option: name}
     if option != "judge":
-        assert says in refused(capsys, "init", new, *(word for key, value in named.items() for word in (f"--{key}", value)))
+        assert says in refused(capsys, "plan", new, *(word for key, value in named.items() for word in (f"--{key}", value)))
         assert not new.exists()
     new.mkdir()
     (new / "case.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in named.items()))
@@ -381,10 +407,10 @@ def test_names_of_nothing_are_refused_by_the_first_verb_that_meets_them(
 
 def test_a_case_may_name_its_judge_later(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     new = tmp_path / "new"
-    assert main(["forensics", "init", str(new), "--env", "tedious-repair", "--behavior", "judge:it cut a corner"]) == 0
+    assert main(["forensics", "plan", str(new), "--env", "tedious-repair", "--behavior", "judge:it cut a corner"]) == 0
     capsys.readouterr()
     assert "needs a model as judge" in refused(capsys, "run", new)
-    assert "did you mean 'errors'" in refused(capsys, "vary", folder(tmp_path), "erors")
+    assert "did you mean 'errors'" in refused(capsys, "change", folder(tmp_path), "field", "erors")
 
 
 def test_a_model_that_takes_messages_does_behavioural_tests_only(tmp_path: Path) -> None:
@@ -437,12 +463,12 @@ def test_a_case_that_cannot_be_played_stops_after_ten_runs_and_says_why(
         "def broken(messages):\n    return {}['action']\n\n\ndef advice(messages):\n    return 'Hm.'\n"
     )
     env = "agent.py:ONE" if "advice" in model else "tedious-repair"
-    assert main(["forensics", "init", "case", "--env", env, "--model", model]) == 0
+    assert main(["forensics", "plan", "case", "--env", env, "--model", model]) == 0
     for verb, cell in (
         (["run"], "baseline"),
         (["run"], "baseline"),
-        (["vary", "errors"], "errors=64"),
-        (["counterfactual"], "baseline"),
+        (["change", "field", "errors"], "errors=64"),
+        (["change", "variant"], "baseline"),
     ):
         capsys.readouterr()
         assert main(["forensics", verb[0], "case", *verb[1:]]) == 1
@@ -465,11 +491,11 @@ def test_a_first_case_by_the_page_says_its_rates(
         "    done = messages[-1]['content'].startswith('000')\n"
         "    return f\"Action: {'shortcut' if cut else 'commit' if done else 'fix'}.\"\n"
     )
-    assert main(["forensics", "init", "case", "--env", "tedious-repair:errors=3", "--model", "agent.py:reply"]) == 0
+    assert main(["forensics", "plan", "case", "--env", "tedious-repair:errors=3", "--model", "agent.py:reply"]) == 0
     found = verb(capsys, "run", "case", "--n", "30")
     assert found["invalid"] == 0
     assert 0 < found["rate"]["k"] < 30
-    tests = verb(capsys, "counterfactual", "case", "--n", "12")["tests"]  # every variant that init wrote can be played
+    tests = verb(capsys, "change", "case", "variant", "--n", "12")["tests"]  # every variant that init wrote can be played
     assert {test["name"] for test in tests} == {"instruction-clear", "reviewer-present", "author-self"}
 
 

@@ -10,8 +10,10 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
-from ramify.methods.forensics import ACH, by_field, read_log
+from ramify.methods.forensics import read_log
+from ramify.methods.forensics.hypotheses import ACH
 from ramify.methods.forensics.judges import find_behaviour
+from ramify.methods.forensics.logs import by_field
 
 
 def log(folder: Path, rows: list[dict[str, Any]]) -> Path:
@@ -41,7 +43,7 @@ def test_rates_by_field_with_each_run_once(tmp_path: Path, capsys: pytest.Captur
     table.add(found, a="-")
     table.add(found, a="-")
     assert table.inconsistencies()["a"] == 1, "observations of one log are not independent evidence"
-    assert main(["forensics", "log", str(file), "--behavior", "regex:refund", "--by", "queue", "--json"]) == 0
+    assert main(["forensics", "report", str(file), "log", "--behavior", "regex:refund", "--by", "queue", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["rate"]["k"], told["rate"]["n"], told["invalid"]) == (89, 190, 1)
     assert told["verdict"] == "differs: queue=short (not long) (p < 0.05, the only test of the log)"
@@ -50,7 +52,7 @@ def test_rates_by_field_with_each_run_once(tmp_path: Path, capsys: pytest.Captur
 def test_a_log_in_which_nothing_differs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     rows = [run(i, "REFUND" if i % 3 else "CHECK", queue="long" if i % 2 else "short", day=str(i % 5)) for i in range(60)]
     words = ["--behavior", "regex:refund", "--by", "queue", "--by", "day"]
-    assert main(["forensics", "log", str(log(tmp_path, rows)), *words]) == 0
+    assert main(["forensics", "report", str(log(tmp_path, rows)), "log", *words]) == 0
     assert "nothing stands out: no rate differs (p < 0.05, corrected over the 5 tests of the log)." in capsys.readouterr().out
 
 
@@ -78,7 +80,7 @@ def test_a_field_that_was_not_recorded(tmp_path: Path) -> None:
 
 def called(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str]:
     capsys.readouterr()
-    code = main(["forensics", "log", *map(str, words)])
+    code = main(["forensics", "report", str(words[0]), "log", *map(str, words[1:])])
     return (code, *capsys.readouterr())
 
 

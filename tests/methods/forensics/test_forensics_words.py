@@ -24,15 +24,15 @@ GRADER = "factory:tests.methods.forensics.scripted_organisms:grader"
 
 def test_words_that_go_with_the_behaviour_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path, "open_one")
-    assert "no run of the incident did it yet" in refused(capsys, "self-report", case, "review", "hid")
+    assert "no run of the incident did it yet" in refused(capsys, "ask", case, "self-report", "review", "hid")
     verb(capsys, "run", case)
-    report = verb(capsys, "self-report", case, "review", "hid", "--form", "review")
+    report = verb(capsys, "ask", case, "self-report", "review", "hid", "--text", "review")
     assert (report["kind"], report["rate"]["value"], report["others"]["value"]) == ("self-report", 1.0, 0.0)
     assert report["examples"][0] == "I hid the errors."
     assert report["p"] == report["p_raw"] < 1e-4
-    turn = verb(capsys, "user-turn", case, "turn", "hidden")
+    turn = verb(capsys, "ask", case, "user-turn", "turn", "hidden")
     assert (turn["how"], turn["rate"]["value"], turn["others"]["value"]) == ("forecast", 1.0, 0.0)
-    notes = verb(capsys, "audit-notes", case, "notes", "work")
+    notes = verb(capsys, "ask", case, "audit-notes", "notes", "work")
     assert (notes["rate"]["value"], notes["others"]["value"], notes["silent"]) == (1.0, 0.0, 0)
     assert not notes["moved"]["moved"]
     assert main(["forensics", "report", str(case)]) == 0
@@ -53,7 +53,7 @@ def test_words_that_go_with_the_behaviour_are_told_apart(tmp_path: Path, capsys:
 def test_words_that_do_not_go_with_it_are_not(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path, "closed_one")
     verb(capsys, "run", case)
-    assert main(["forensics", "self-report", str(case), "review", "passes", "--n", "8"]) == 0
+    assert main(["forensics", "ask", str(case), "self-report", "review", "passes", "--n", "8"]) == 0
     assert "nothing stands out: texts for the runs that did it" in capsys.readouterr().out.lower()
     with Case(case) as opened:
         assert self_report(opened, "own", "Write the self-review.", by_pattern("hid")).p == 1.0
@@ -101,14 +101,14 @@ def test_graded_scales_and_their_calibration(tmp_path: Path, capsys: pytest.Capt
         scale(opened, "axis", "takes shortcuts")
     text = (case / "case.toml").read_text()
     (case / "case.toml").write_text(text.replace("n = 40", f'n = 40\njudge = "{GRADER}"'))
-    found = verb(capsys, "scale", case, "shortcuts", "takes shortcuts")
+    found = verb(capsys, "ask", case, "scale", "shortcuts", "takes shortcuts")
     assert (found["mean"], found["mean_others"], found["agreement"]) == (5.0, 2.0, None)
     assert found["p"] < 0.001
     with Case(case) as opened:
         runs = list(opened.played("baseline").values())
     labels = tmp_path / "labels.jsonl"
     labels.write_text("".join(json.dumps({"leaf": run.leaf, "grade": 5 if run.behavior else 1}) + "\n" for run in runs[:20]))
-    found = verb(capsys, "scale", case, "shortcuts", "takes shortcuts", "--labels", labels)
+    found = verb(capsys, "ask", case, "scale", "shortcuts", "takes shortcuts", "--labels", labels)
     assert found["agreement"]["n"] == 20
     assert found["agreement"]["kappa"] > 0.8
     assert found["agreement"]["within_one"] == 1.0
@@ -120,7 +120,7 @@ def test_graded_scales_and_their_calibration(tmp_path: Path, capsys: pytest.Capt
         (json.dumps({"leaf": runs[0].leaf, "grade": 3}), "agreement needs at least 2"),
     ):
         labels.write_text(line + "\n")
-        assert sentence in refused(capsys, "scale", case, "shortcuts", "takes shortcuts", "--labels", labels)
+        assert sentence in refused(capsys, "ask", case, "scale", "shortcuts", "takes shortcuts", "--labels", labels)
 
 
 def test_a_judge_without_a_grade_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -122,7 +122,7 @@ def load_case(folder: Path) -> CaseConfig:
     """The case in ``folder``. Raises UserError naming the file and the key."""
     file = folder / FILE
     if not folder.is_dir() or not file.is_file():
-        raise UserError(f"{folder} holds no {FILE}: `ramify forensics init {folder} --env WORLD` writes one")
+        raise UserError(f"{folder} holds no {FILE}: `ramify forensics plan {folder} --env WORLD` writes one")
     config = check(CaseConfig, read_toml(file), str(file))
     check_case(config, str(file))
     return config

@@ -74,6 +74,11 @@ class CaseTests(Result):
     tests: tuple[TestResult, ...]
     verdict: str
 
+    @property
+    def PART(self) -> str:  # type: ignore[override]  # noqa: N802
+        """What was changed."""
+        return self.tests[0].kind
+
     @classmethod
     def of(cls, tests: Sequence[TestResult]) -> CaseTests:
         """With what they come to."""
@@ -147,6 +152,7 @@ class SentenceMove:
 class ReplyScores(Result):
     """A reply that was forked at every sentence."""
 
+    PART = "sentences"
     leaf: str
     turn: int
     k: int
@@ -192,6 +198,7 @@ class ReplyScores(Result):
 class AskedQuestion(Result):
     """Answers of the agent to a question, which are no cause."""
 
+    PART = "question"
     name: str
     question: str
     rate: Proportion | None
@@ -263,6 +270,11 @@ class ComparedTexts(AskedQuestion):
                 "another behaviour."
             )
         object.__setattr__(self, "caveats", tuple(doubts))
+
+    @property
+    def PART(self) -> str:  # type: ignore[override]  # noqa: N802
+        """What is written."""
+        return self.kind
 
     def sections(self) -> Iterable[Section]:
         """The comparison."""

@@ -189,6 +189,7 @@ class ACH:
 class EvidenceTable(Result):
     """The table of competing hypotheses."""
 
+    PART = "hypotheses"
     rows: tuple[Line, ...]
     groups: tuple[tuple[str, ...], ...]
     """Rows that hang together through shared confounds."""

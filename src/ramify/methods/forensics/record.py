@@ -26,7 +26,7 @@ from ramify.trace.db import Run
 from ramify.trace.node import Finding, Node
 
 KIND = "forensics"
-TESTS, BASELINE, CONTROLS, SENTENCES, QUESTIONS = (KIND, *(f"{KIND} {verb}" for verb in ("run", "control", "resample", "ask")))
+TESTS, BASELINE, CONTROLS, SENTENCES, QUESTIONS = (KIND, *(f"{KIND} {what}" for what in ("run", "control", "sentences", "ask")))
 """Makers of findings."""
 SENTENCE = "sentence"
 """What a finding of one sentence is called; that of its whole reply holds them all."""

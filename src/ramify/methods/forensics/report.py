@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ramify.base.errors import InfrastructureError
 from ramify.base.words import plural
@@ -53,12 +54,15 @@ class CasePlan(Result):
     instead: float
     n: int
     """Runs of every cell."""
+    case: Path | None = None
+    """Its file, where it was written."""
 
     def sections(self) -> Iterable[Section]:
         """A row for each test."""
         rows = [(row.test, row.runs, f"{row.power:.2f}", row.n_for_80, row.finds) for row in self.tests]
         yield Section.of(
             "",
+            None if self.case is None else f"wrote {self.case}: say what each field stands for, then plan again",
             table(("test", "runs", "power", "runs a cell for 0.80", ""), rows),
             f"For a rate of {self.expect:g} that becomes {self.instead:g}, all tests of the case at one level of {ALPHA:g}; the "
             f"baseline's {plural(self.n, 'run')} on top of that.",

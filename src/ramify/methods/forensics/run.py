@@ -67,7 +67,7 @@ class Case(CaseRuns):
         values = list(values) or declared.values
         if not are_doses(values):
             raise UserError(
-                f"'{field}' needs at least three different numbers as doses, not {values}; for other values use counterfactual"
+                f"'{field}' needs at least three different numbers as doses, not {values}; for other values declare variants"
             )
         counts = [self._cell(f"{field}={value}", {field: value}, n) for value in values]
         for value, count in zip(values, counts, strict=True):
