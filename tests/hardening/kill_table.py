@@ -226,7 +226,7 @@ VERBS: tuple[Verb, ...] = (
         name="orchestrator train-composer",
         once="composer",
     ),
-    Verb("earned-code-memory export {in}/memory.sqlite --out tools --json"),
+    Verb("earned-code-memory export {in}/memory.sqlite files --out tools --json"),
     Verb("world-model record --env household --episodes 3 --turns 2 --out recorded --json", name="world-model record-first"),
     Verb("world-model prepare {in}/chats.jsonl --out rows.jsonl --json", old="rows.jsonl"),
     Verb("world-model eval {in}/copied.toml --data run --judge none --json", after="world-model record"),
@@ -258,7 +258,6 @@ READERS: tuple[Verb, ...] = (
     Verb("diagnose inject --json", name="diagnose inject-threshold"),
     Verb("diagnose mask {in}/issue.md --repo {in}/shop --json"),
     Verb('diagnose tools --repo {in}/shop --call \'{"name": "repo_tree", "arguments": {}}\' --json'),
-    Verb("earned-code-memory break-even --construction 7.9e6 --saving 15200 --json"),
     Verb("forensics plan case --json", name="forensics plan-again", after="forensics plan"),
     Verb("forensics report case runs --json", after="forensics run"),
     Verb("forensics report {in}/chats.jsonl log --behavior regex:x --json"),
@@ -283,7 +282,7 @@ READERS: tuple[Verb, ...] = (
     Verb("verify-or-ship plan run --json", after="verify-or-ship calibrate"),
 )
 
-_OF_A_MEMORY = "new learn recall reflect codify ls show why add review demote outcome report diff replay mcp"
+_OF_A_MEMORY = "learn recall show review"
 _OF_A_KERNEL = "diagnose search explain tune"
 ELSEWHERE = {
     *(f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()),

@@ -143,7 +143,6 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     )
     small = ("--evals", 1, "--pairs", 4, "--batch", 0.001, "--no-simulate", "--out", "faster")
     use.ran("kernel-search", "kernel-search", "search", "sum.c", *small)
-    use.ran("earned-code-memory", "earned-code-memory", "new", "memory.sqlite")
     use.ran("earned-code-memory", "earned-code-memory", "learn", "memory.sqlite", "run")
     use.ran("world-model", "world-model", "record", "--env", "household", "--episodes", 2, "--turns", 2, "--out", "recorded")
     use.ran(

@@ -51,7 +51,7 @@ def _kept(rep: Repetition, lines: Sequence[str]) -> Path:
     """A memory that has learnt from a run of these attempts; returns its file."""
     (rep.folder / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     rep.verb("import", rep.folder / "log.jsonl", "--run", rep.folder / "run")
-    rep.verb("earned-code-memory", "new", rep.folder / "memory.sqlite", "--review", "auto")
+    rep.verb("earned-code-memory", "learn", rep.folder / "memory.sqlite", "--review", "auto")
     return rep.folder / "memory.sqlite"
 
 
@@ -65,8 +65,8 @@ def _repeats(rep: Repetition) -> bool:
     ]
     file = _kept(rep, lines)
     found = rep.verb("earned-code-memory", "learn", file, rep.folder / "run")
-    rep.verb("earned-code-memory", "reflect", file)
-    return bool(found["recurring"] or rep.verb("earned-code-memory", "codify", file, "--dry-run")["plans"])
+    rep.verb("earned-code-memory", "learn", file, "--write", "text")
+    return bool(found["recurring"] or rep.verb("earned-code-memory", "learn", file, "--write", "tools", "--dry-run")["plans"])
 
 
 def obeys(messages: Sequence[Any]) -> str:
@@ -98,8 +98,8 @@ def _injected(rep: Repetition) -> bool:
         )
     file = _kept(rep, lines)
     rep.verb("earned-code-memory", "learn", file, rep.folder / "run")
-    rep.verb("earned-code-memory", "reflect", file, "--model", f"python:{__name__}:obeys")
-    active = rep.verb("earned-code-memory", "ls", file, "--status", "active")["entries"]
+    rep.verb("earned-code-memory", "learn", file, "--write", "text", "--model", f"python:{__name__}:obeys")
+    active = rep.verb("earned-code-memory", "show", file, "--status", "active")["entries"]
     shown = rep.verb("earned-code-memory", "recall", file, f"send {PLANTED}")["text"]
     return bool(active) or "zxmirror" in shown
 
@@ -118,7 +118,7 @@ def _shared(rep: Repetition) -> bool:
 def _logged(rep: Repetition, rates: Sequence[float]) -> bool:
     """Whether a tool is demoted whose calls fail with these chances."""
     rng, file = generator(rep.seed, "calls"), rep.folder / "memory.sqlite"
-    rep.verb("earned-code-memory", "new", file)
+    rep.verb("earned-code-memory", "learn", file)
     with Memory(file) as memory:
         plan = memory.add("plan", "how to do it", "Call `find`, then `send`.")
         tool = {"name": "do_it", "plan": plan, "parameters": {}, "doc": "Do it.", "source": "", "status": "active"}
@@ -126,7 +126,7 @@ def _logged(rep: Repetition, rates: Sequence[float]) -> bool:
             write("tool", {"tool": tool})
         for rate in rates:
             memory.called("do_it", ok=bool(rng.random() >= rate))
-    return bool(rep.verb("earned-code-memory", "ls", file, "--status", "demoted")["entries"])
+    return bool(rep.verb("earned-code-memory", "show", file, "--status", "demoted")["entries"])
 
 
 def _allowed(rep: Repetition) -> bool:

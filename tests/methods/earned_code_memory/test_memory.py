@@ -20,7 +20,7 @@ from ramify.base.errors import UserError
 from ramify.methods.earned_code_memory import rules
 from ramify.methods.earned_code_memory.algorithm import REPAIRS
 from ramify.methods.earned_code_memory.memory import Memory
-from ramify.methods.earned_code_memory.report import difference, faults, replay, report, why
+from ramify.methods.earned_code_memory.report import difference, faults, replay, report, whole
 from ramify.methods.earned_code_memory.results import ReplayedMemory
 from ramify.methods.earned_code_memory.roles import RoleReply
 from ramify.methods.earned_code_memory.tools import ToolBox
@@ -439,7 +439,7 @@ def test_why_tells_requests_chain_and_checks(memory: Memory) -> None:
     learnt(memory)
     went(memory.codify(Codifier()))
     went(played(memory, 6, 2))
-    told = why(memory.state, "delete_notes")
+    told = whole(memory.state, "delete_notes")
     assert told.tool is not None
     assert told.evidence_queries == tuple(sorted(QUERIES))
     assert (told.tool.calls, told.tool.failures, told.tool.tokens) == (1, 0, 150)

@@ -127,7 +127,7 @@ def test_an_empty_memory_and_one_without_the_setting_ask_no_endpoint(server: Any
 def test_an_address_that_is_none_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
 ) -> None:
-    assert main(["earned-code-memory", "new", str(tmp_path / "m.sqlite"), "--embed", text]) == 2
+    assert main(["earned-code-memory", "learn", str(tmp_path / "m.sqlite"), "--embed", text]) == 2
     err = capsys.readouterr().err
     assert (err.count("\n"), says in err) == (1, True), err
     assert not (tmp_path / "m.sqlite").exists()

@@ -31,9 +31,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
     def verb(*words: object, code: int = 0) -> Any:
         capsys.readouterr()
-        assert main(["earned-code-memory", *map(str, words), *([] if code or words[0] == "mcp" else ["--json"])]) == code, (
-            capsys.readouterr().err
-        )
+        assert main(["earned-code-memory", *map(str, words), *([] if code else ["--json"])]) == code, capsys.readouterr().err
         out, err = capsys.readouterr()
         return err.strip() if code else json.loads(out.splitlines()[-1])
 
@@ -60,7 +58,7 @@ def log_of(folder: Path) -> Path:
 def test_from_a_run_to_a_tool_and_back(tmp_path: Path, run: Any) -> None:
     apis = [{"name": name, **one} for name, one in APIS.items()]
     (tmp_path / "apis.json").write_text(json.dumps(apis))
-    assert run("new", "m.sqlite", "--apis", "apis.json", "--review", "ask")["apis"] == 2
+    assert run("learn", "m.sqlite", "--apis", "apis.json", "--review", "ask")["apis"] == 2
     folder = log_of(tmp_path)
     found = run("learn", "m.sqlite", folder)
     assert (found["recorded"], [one["calls"] for one in found["recurring"]]) == (3, [["notes.list", "notes.delete"]])
@@ -70,51 +68,68 @@ def test_from_a_run_to_a_tool_and_back(tmp_path: Path, run: Any) -> None:
         assert finding.node is not None
     assert run("learn", "m.sqlite", folder)["known"] == 3
     here = "python:tests.methods.earned_code_memory.test_memory_verbs"
-    assert run("reflect", "m.sqlite", "--model", f"{here}:reflects")["tasks"] == 3
-    (plan,) = run("codify", "m.sqlite", "--dry-run")["plans"]
+    assert run("learn", "m.sqlite", "--write", "text", "--model", f"{here}:reflects")["tasks"] == 3
+    (plan,) = run("learn", "m.sqlite", "--write", "tools", "--dry-run")["plans"]
     assert plan["evidence"] == 3
-    assert run("codify", "m.sqlite", "--model", f"{here}:write_code")["waiting"] == ["delete_notes"]
-    assert run("review", "m.sqlite", "delete_notes", "--approve")["status"] == "active"
+    assert run("learn", "m.sqlite", "--write", "tools", "--model", f"{here}:write_code")["waiting"] == ["delete_notes"]
+    assert run("review", "m.sqlite", "approve", "delete_notes")["status"] == "active"
     assert run("show", "m.sqlite", "delete_notes")["tool"]["source"].startswith("def delete_notes")
-    assert run("why", "m.sqlite", plan["id"])["evidence_queries"] == sorted(QUERIES)
+    whole = run("show", "m.sqlite", plan["id"])
+    assert (whole["evidence_queries"], whole["entry"]["id"], whole["tool"]) == (sorted(QUERIES), plan["id"], None)
     assert [one["id"] for one in run("recall", "m.sqlite", "delete my 4 oldest notes")["near"]][-1] == "delete_notes"
-    report = run("report", "m.sqlite")
+    report = run("show", "m.sqlite", "--view", "report")
     assert report["never_used"] == ["delete_notes"]
     assert report["break_even"]["after"] is None
-    files = run("export", "m.sqlite", "--out", "out")["files"]
+    files = run("export", "m.sqlite", "files", "--out", "out")["files"]
     assert files == ["README.md", "delete_notes.py", "test_delete_notes.py", "tools.json"]
-    assert run("demote", "m.sqlite", "delete_notes")["demoted"] == ["delete_notes"]
-    assert {one["id"] for one in run("diff", "m.sqlite")["changed"]} == {plan["id"], "delete_notes"}
-    assert run("replay", "m.sqlite")["equal"]
-    assert run("break-even", "--construction", "7.9e6", "--saving", 15200)["after"] == pytest.approx(519.7, abs=0.05)
-    assert run("break-even", "--construction", 1, "--saving=-3")["after"] == "never"
+    assert run("review", "m.sqlite", "demote", "delete_notes")["demoted"] == ["delete_notes"]
+    assert {one["id"] for one in run("show", "m.sqlite", "--view", "diff")["changed"]} == {plan["id"], "delete_notes"}
+    assert run("show", "m.sqlite", "--view", "replay")["equal"]
 
 
 def test_rules_reflect_where_no_model_is_named(tmp_path: Path, run: Any) -> None:
-    run("new", "m.sqlite")
-    run("learn", "m.sqlite", log_of(tmp_path))
-    assert run("reflect", "m.sqlite")["entries"] >= 1
-    assert run("ls", "m.sqlite", "--status", "active")["entries"][0]["kind"] == "plan"
+    assert run("learn", "m.sqlite", log_of(tmp_path), "--write", "text")["entries"] >= 1
+    assert run("show", "m.sqlite", "--status", "active")["entries"][0]["kind"] == "plan"
+    assert run("learn", "m.sqlite", "--inject", 2)["settings"]["inject"] == 2
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path, run: Any) -> None:
-    assert "there is no memory gone.sqlite" in run("ls", "gone.sqlite", code=2)
+    assert "there is no memory gone.sqlite" in run("show", "gone.sqlite", code=2)
     (tmp_path / "text").write_text("hello")
-    assert "damaged" in run("report", "text", code=2)
-    run("new", "m.sqlite")
-    assert "is no entry and no tool" in run("why", "m.sqlite", "zz", code=2)
-    assert "--approve or --reject" in run("review", "m.sqlite", "zz", code=2)
-    assert "name one with --model" in run("codify", "m.sqlite", code=2)
-    assert "a plan, a fact or a pitfall" in run("add", "m.sqlite", "plam", "t", "b", code=2)
-    assert "a secret" in run("add", "m.sqlite", "fact", "t", "sk-" + "a1B2" * 8, code=2)
-    assert "has events 1 to 1" in run("diff", "m.sqlite", "--since", 99, code=2)
-    assert "no task 'zz'" in run("outcome", "m.sqlite", "zz", "--success", code=2)
-    assert "mode" in run("new", "m.sqlite", "--mode", "saef", code=2)
+    assert "damaged" in run("show", "text", "--view", "report", code=2)
+    run("learn", "m.sqlite")
+    assert "is no entry and no tool" in run("show", "m.sqlite", "zz", code=2)
+    assert "a plan, a fact or a pitfall" in run("review", "m.sqlite", "add", "plam", "t", "b", code=2)
+    assert "a secret" in run("review", "m.sqlite", "add", "fact", "t", "sk-" + "a1B2" * 8, code=2)
+    assert "has events 1 to 1" in run("show", "m.sqlite", "--view", "diff", "--since", 99, code=2)
+    assert "no task 'zz'" in run("review", "m.sqlite", "success", "zz", code=2)
+    assert "mode" in run("learn", "m.sqlite", "--mode", "saef", code=2)
     (tmp_path / "apis.json").write_text("{")
-    assert "cannot read the APIs" in run("new", "other.sqlite", "--apis", "apis.json", code=2)
+    assert "cannot read the APIs" in run("learn", "other.sqlite", "--apis", "apis.json", code=2)
+    assert "there is no run and no log gone" in run("learn", "other.sqlite", "gone", code=2)
+    assert "there is no memory other.sqlite" in run("learn", "other.sqlite", "--write", "text", code=2)
     assert not (tmp_path / "other.sqlite").exists()
-    for words in (("ls", "gone.sqlite"), ("report", "text")):
-        assert run(*words, code=2).count("\n") == 0
+    for words in (("gone.sqlite",), ("text", "--view", "report")):
+        assert run("show", *words, code=2).count("\n") == 0
+
+
+def test_what_a_choice_does_not_take_is_refused(run: Any) -> None:
+    run("learn", "m.sqlite")
+    for words, says in (
+        ("learn m.sqlite --model builtin", "learning without --write takes no --model"),
+        ("learn m.sqlite --from run", "learning without SOURCE takes no --from"),
+        ("learn m.sqlite --write text --gate 2", "--write text takes no --gate"),
+        ("learn m.sqlite --write tools", "name one with --model"),
+        ("learn m.sqlite --write tools --dry-run --k 2", "--dry-run takes no --k"),
+        ("show m.sqlite zz --view diff", "an ID takes no --view"),
+        ("show m.sqlite --view report --status active", "the view report takes no --status"),
+        ("show m.sqlite --since 1", "the view entries takes no --since"),
+        ("review m.sqlite approve", "approve takes ID, not nothing"),
+        ("review m.sqlite demote zz --scope x", "demote takes no --scope"),
+        ("export m.sqlite files", "name it with --out"),
+        ("export m.sqlite mcp --out x", "mcp takes no --out"),
+    ):
+        assert says in run(*words.split(), code=2)
 
 
 # -- middleware
@@ -189,7 +204,9 @@ def test_an_mcp_client_recalls_records_and_calls_tools(tmp_path: Path) -> None:
         asyncio.run(memory.codify(Codifier(candidate())))
     (tmp_path / "notes.py").write_text(SERVER)
     upstream = f"{shlex.quote(sys.executable)} {shlex.quote(str(tmp_path / 'notes.py'))}"
-    client = ToolServer([sys.executable, "-m", "ramify", "earned-code-memory", "mcp", str(file), "--upstream", upstream], 60.0)
+    client = ToolServer(
+        [sys.executable, "-m", "ramify", "earned-code-memory", "export", str(file), "mcp", "--upstream", upstream], 60.0
+    )
     try:
         assert [tool["function"]["name"] for tool in client.tools] == ["memory_recall", "memory_record", "delete_notes"]
         told = json.loads(client.call("memory_recall", {"request": "delete my 2 oldest notes"}).content[0].text)

@@ -20,12 +20,11 @@ COMPONENTS = {"middleware": ("middleware",)}
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.earned_code_memory.algorithm import MemoryConfig as MemoryConfig
     from ramify.methods.earned_code_memory.algorithm import break_even as break_even
-    from ramify.methods.earned_code_memory.memory import Injection as Injection
     from ramify.methods.earned_code_memory.memory import Memory as Memory
     from ramify.methods.earned_code_memory.roles import RoleReply as RoleReply
     from ramify.methods.earned_code_memory.tools import ToolBox as ToolBox
 else:
     __all__, __getattr__ = public(
         __name__,
-        {"algorithm": "MemoryConfig break_even", "memory": "Injection Memory", "roles": "RoleReply", "tools": "ToolBox"},
+        {"algorithm": "MemoryConfig break_even", "memory": "Memory", "roles": "RoleReply", "tools": "ToolBox"},
     )

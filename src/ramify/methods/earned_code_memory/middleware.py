@@ -2,7 +2,7 @@
 
 ``--middleware memory:FILE``: what is near the last request of a chat is put after the system's messages, the same for all turns
 of a task; a reply without a tool call ends the task, which is then recorded.
-Reflection and code are for other hours: `ramify earned-code-memory reflect`.
+Reflection and code are for other hours: `ramify earned-code-memory learn FILE --write text`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Remembers(Middleware):
     """Text of a memory for every task, and a record of every task. Without a file it does nothing.
 
     ``data["memory"]`` of a reply holds the task's id and what was given. Tools of a memory are offered over MCP, where they can
-    be run (`ramify earned-code-memory mcp`). A memory that cannot be written stops no reply: ``data["memory"]["failed"]`` says
-    why. Token ids, which hold no messages, are refused (NeedsError). Raises UserError on a file that is no memory.
+    be run (`ramify earned-code-memory export FILE mcp`). A memory that cannot be written stops no reply:
+    ``data["memory"]["failed"]`` says why. Token ids, which hold no messages, are refused (NeedsError). Raises UserError on a file
+    that is no memory.
     """
 
     name = "memory"

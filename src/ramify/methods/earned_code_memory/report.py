@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from ramify.methods.earned_code_memory.results import (
     Repaid,
     ReplayedMemory,
     TokensEach,
-    WhyThere,
+    WholeEntry,
 )
 from ramify.methods.earned_code_memory.store import MemoryEntry, MemoryState, MemoryStore, MemoryTask, ToolEntry
 
@@ -156,13 +155,16 @@ def find(state: MemoryState, name: str) -> MemoryEntry | ToolEntry:
     raise UserError(f"'{name}' {what} ({nearest(name, [*state.entries, *state.tools])})")
 
 
-def why(state: MemoryState, name: str) -> WhyThere:
-    """Why an entry or tool is there. Raises UserError as :func:`find`."""
+def whole(state: MemoryState, name: str) -> WholeEntry:
+    """An entry or tool, and why it is there. Raises UserError as :func:`find`."""
     found = find(state, name)
+    entry, tool = (None, found) if isinstance(found, ToolEntry) else (found, None)
     plan = found.plan if isinstance(found, ToolEntry) else found.id
-    reasons = WhyThere(
-        entry=None,
-        tool=None,
+    given = [task for task in state.tasks.values() if plan in task.selected]
+    return WholeEntry(
+        entry=entry,
+        tool=tool,
+        use=_tool(state, found) if isinstance(found, ToolEntry) else _entry(state, found, given),
         evidence_queries=tuple(sorted(state.requests(plan))),
         structures=tuple(sorted(state.evidence(plan))),
         needed=state.config.gate if state.config.gate < float("inf") else "never",
@@ -171,13 +173,8 @@ def why(state: MemoryState, name: str) -> WhyThere:
             for one in state.chain(plan)
             if one in state.entries
         ),
-        tools=tuple(tool.name for tool in state.tools_of(plan)),
+        tools=tuple(one.name for one in state.tools_of(plan)),
     )
-    if isinstance(found, ToolEntry):
-        return replace(reasons, tool=_tool(state, found), queries=found.queries, deps=found.deps, guard=found.shared)
-    given = [task for task in state.tasks.values() if found.id in task.selected]
-    texts = {name: getattr(found, name) for name in ("body", "quote", "source", "scope")}
-    return replace(reasons, entry=_entry(state, found, given), **texts)
 
 
 def difference(before: MemoryState, after: MemoryState) -> tuple[ChangedEntry, ...]:

@@ -45,6 +45,7 @@ def _rows(records: Sequence[Any], *names: str) -> Part:
 class MemorySettings(Result):
     """A memory, the base APIs that it knows, and its settings."""
 
+    KEPT = False
     file: str
     apis: int
     settings: MemoryConfig
@@ -94,7 +95,7 @@ class LearnedRun(Result):
             f"{self.recorded} recorded, {self.known} known already",
             table(("recurring procedure", "structures", "attempts", "succeeded", "ended"), rows),
             "" if rows else "no procedure recurs",
-            f"next: `ramify earned-code-memory reflect {self.file}`",
+            f"next: `ramify earned-code-memory learn {self.file} --write text`",
         )
 
 
@@ -102,6 +103,7 @@ class LearnedRun(Result):
 class Reflected(Result):
     """What reflections made: tasks, entries, how many of these wait for a person, what was dropped by reason, tokens."""
 
+    KEPT = False
     tasks: int = 0
     entries: int = 0
     waiting: int = 0
@@ -123,6 +125,7 @@ class Reflected(Result):
 class CodifiedPlans(Result):
     """What became of plans past the gate: tools that are active, tools that wait, and plans given up with why."""
 
+    KEPT = False
     plans: int = 0
     active: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
@@ -157,6 +160,7 @@ class GatedPlan:
 class PlansPastTheGate(Result):
     """Plans for which a tool would be written."""
 
+    KEPT = False
     plans: tuple[GatedPlan, ...]
 
     def sections(self) -> Iterable[Section]:
@@ -221,24 +225,6 @@ class ListedMemory(Result):
 
 
 @dataclass(frozen=True)
-class WholeEntry(Result):
-    """One entry, or one tool, whole."""
-
-    entry: MemoryEntry | None = None
-    tool: ToolEntry | None = None
-
-    def sections(self) -> Iterable[Section]:
-        """Its fields, and the code of a tool."""
-        if self.entry is not None:
-            yield Section.of("", table(("field", "value"), _values(self.entry)))
-        if self.tool is not None:
-            rows = [row for row in _values(self.tool) if row[0] not in ("source", "tests")]
-            yield Section.of("", table(("field", "value"), rows))
-            yield Section.of("source", Verbatim(self.tool.source, "python"))
-            yield Section.of("tests", Verbatim(self.tool.tests, "python") if self.tool.tests else None)
-
-
-@dataclass(frozen=True)
 class ChainLink:
     """An entry of the chain that a plan stands in, newest first."""
 
@@ -248,35 +234,31 @@ class ChainLink:
 
 
 @dataclass(frozen=True)
-class WhyThere(Result):
-    """Why an entry or tool is there: the requests that it was made from, what it replaced, what it rests on, how its checks
-    went. Of an entry ``entry`` is there, of a tool ``tool``."""
+class WholeEntry(Result):
+    """One entry, or one tool, whole, and why it is there: its use, the requests that it was made from, what it replaced, what it
+    rests on, how its checks went."""
 
-    entry: MemoryEntryUse | None
-    tool: MemoryToolUse | None
+    entry: MemoryEntry | None
+    tool: ToolEntry | None
+    use: MemoryEntryUse | MemoryToolUse
     evidence_queries: tuple[str, ...]
     structures: tuple[str, ...]
     needed: float | Literal["never"]
     """Structures that the gate wants."""
     chain: tuple[ChainLink, ...]
     tools: tuple[str, ...]
-    body: str = ""
-    quote: str = ""
-    source: str = ""
-    scope: str = ""
-    queries: tuple[str, ...] = ()
-    """Of a tool; so are the next two."""
-    deps: tuple[str, ...] = ()
-    guard: tuple[str, ...] = ()
 
     def sections(self) -> Iterable[Section]:
-        """Its use, then its reasons."""
-        texts = ("body", "quote", "source", "scope", "queries", "deps", "guard")
-        reasons = _values(self, *texts, "evidence_queries", "structures", "needed", "tools")
+        """Its fields and the code of a tool, its use, then its reasons."""
+        rows = [row for row in _values(self.entry or self.tool) if self.entry or row[0] not in ("source", "tests")]
+        yield Section.of("", table(("field", "value"), rows))
+        if self.tool is not None:
+            yield Section.of("source", Verbatim(self.tool.source, "python"))
+            yield Section.of("tests", Verbatim(self.tool.tests, "python") if self.tool.tests else None)
         yield Section.of(
             "",
-            table(("use", ""), _values(self.entry or self.tool)),
-            table(("why it is there", ""), reasons),
+            table(("use", ""), _values(self.use)),
+            table(("why it is there", ""), _values(self, "evidence_queries", "structures", "needed", "tools")),
             _rows(self.chain, "id", "status", "title") if len(self.chain) > 1 else None,
         )
 
@@ -291,19 +273,6 @@ class Repaid:
     construction: float
     saving: float | None
     after: After
-
-
-@dataclass(frozen=True)
-class Repayment(Result):
-    """The same, as a verb finds it."""
-
-    construction: float
-    saving: float | None
-    after: After
-
-    def sections(self) -> Iterable[Section]:
-        """One sentence."""
-        yield Section.of("", f"after {self.after:.1f} tasks" if isinstance(self.after, float) else "never: nothing is saved")
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def _finding(one: RecurringProcedure, memory: Memory) -> Finding:
         LEARN,
         f"{one.structures} structurally different requests in {one.attempts} attempts go through {one.chain}",
         node=one.node,
-        action=f"ramify earned-code-memory reflect {memory.store.path}, then codify",
+        action=f"ramify earned-code-memory learn {memory.store.path} --write text, then --write tools",
         value=float(one.structures),
         unit="structures",
         evidence={name: value for name, value in codec.to_json(one).items() if name not in ("node", "structures")},

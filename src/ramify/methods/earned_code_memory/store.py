@@ -325,7 +325,7 @@ class MemoryStore:
         if self.path.is_symlink():
             raise UserError(f"{self.path} is a link: name the file itself")
         if not create and not self.path.is_file():
-            raise UserError(f"there is no memory {self.path}: `ramify earned-code-memory new {self.path}` makes one")
+            raise UserError(f"there is no memory {self.path}: `ramify earned-code-memory learn {self.path}` makes one")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None, check_same_thread=False)

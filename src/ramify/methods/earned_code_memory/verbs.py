@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from ramify.base.errors import UserError
 from ramify.base.files import read_regular
 from ramify.base.waiting import wait_for
-from ramify.kit import DryRun, Form, Verbs, argument, option
+from ramify.kit import Form, Verbs, argument, only_for, option, words_of
 from ramify.methods.earned_code_memory import report as reports
 from ramify.methods.earned_code_memory.algorithm import MemoryConfig
 from ramify.methods.earned_code_memory.memory import Memory
@@ -20,7 +21,6 @@ from ramify.methods.earned_code_memory.results import (
     DemotedTools,
     ExportedMemory,
     GatedPlan,
-    LearnedRun,
     ListedEntry,
     ListedMemory,
     MemoryDifference,
@@ -30,23 +30,19 @@ from ramify.methods.earned_code_memory.results import (
     NearRequest,
     PlansPastTheGate,
     Reflected,
-    Repayment,
     ReplayedMemory,
     ReviewedEntry,
     TaskEnd,
     WholeEntry,
-    WhyThere,
 )
-from ramify.methods.earned_code_memory.store import ToolEntry, file_of
+from ramify.methods.earned_code_memory.store import MemoryState, ToolEntry, file_of
+from ramify.render.result import Result
 from ramify.render.terminal import progress
+from ramify.trace.sources import run_folder
 
 AGAIN = "the same command continues"
 app = Verbs("earned-code-memory", help="A memory for any agent: text first, tools only for what recurs.")
 File = Annotated[str, argument("FILE", help="The memory: one SQLite file.")]
-Id = Annotated[str, argument("ID", help="An entry's id, or the beginning of it, or a tool's name.")]
-Asked = Annotated[
-    str, option("--model", metavar="MODEL", help="chat:MODEL@URL, hf:FOLDER, ...; python:MODULE:FUNCTION for one of your own.")
-]
 
 
 def _open(file: str) -> Memory:
@@ -60,22 +56,61 @@ def _role(model: str) -> Any:
     return role_of(*find_model(model))
 
 
-@app.verb(settings=MemoryConfig)
-def new(
+@app.verb(settings=MemoryConfig, keeps="source")
+def learn(
     settings: MemoryConfig,
     file: File,
+    source: Annotated[
+        Path | None, argument("SOURCE", help="Folder of a run, or a log of any format that `ramify import` reads.")
+    ] = None,
+    form: Form = None,
     apis: Annotated[
         Path | None,
         option(metavar="FILE", help="JSON list of the base APIs, as tools in OpenAI's form; read_only where they only read."),
     ] = None,
-) -> MemorySettings:
-    """Make a memory, or change the settings of one."""
+    write: Annotated[Literal["text", "tools"] | None, option(help="What is made of what was recorded.")] = None,
+    model: Annotated[
+        str | None,
+        option(metavar="MODEL", help="Who writes: chat:MODEL@URL, hf:FOLDER, ...; python:MODULE:FUNCTION for one of your own."),
+    ] = None,
+    tokens: Annotated[
+        int | None, option(metavar="N", min=1, help="Of text: stop after the task that reaches this many tokens.")
+    ] = None,
+    gate: Annotated[int | None, option(min=1, help="Of tools: another gate than the memory's own, --k.")] = None,
+    dry_run: Annotated[bool, option("--dry-run", help="Of tools: list the plans past the gate; make nothing.")] = False,
+) -> Iterator[Result]:
+    """Record the attempts of a run or log, and make text and tools of what is recorded.
+
+    A memory that is not there is made; settings that are given become its own. In the run is kept which procedures recur.
+
+    - --write text: with a model, or without one by rules that know the order of calls alone.
+    - --write tools: a model writes tools for the plans past the gate, and they are tested in the sandbox."""
+    only_for("learning without SOURCE", **{"from": form if source is None else None})
+    taken = {"text": ("model", "tokens"), "tools": ("model", "gate", "dry_run")}.get(write or "", ())
+    options = {"model": model, "tokens": tokens, "gate": gate, "dry_run": dry_run}
+    called = f"--write {write}" if write else "learning without --write"
+    only_for(called, **{name: value for name, value in options.items() if name not in taken})
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    if dry_run:
+        only_for("--dry-run", source=source, apis=apis, **given)
+    elif write == "tools" and not model:
+        raise UserError("a tool is written by a model: name one with --model, or list the plans with --dry-run")
+    if source is not None and run_folder(source) is None and not source.exists():  # a slip makes no memory
+        raise UserError(f"there is no run and no log {source}")
     offered = None if apis is None else _json(apis)
-    with Memory(file_of(file), **given) as memory:
+    with Memory(file_of(file), create=source is not None or write is None, **given) as memory:
         if offered is not None:
             memory.offer(offered)
-        return MemorySettings(str(memory.store.path), len(memory.state.apis), memory.config)
+        if source is not None:
+            from ramify.methods.earned_code_memory.runs import learn as learned
+
+            yield learned(memory, source, form)
+        if write == "text":
+            yield _reflect(memory, model, tokens)
+        elif write == "tools":
+            yield _gated(memory, gate) if dry_run else _codify(memory, str(model), gate)
+        elif source is None:
+            yield MemorySettings(str(memory.store.path), len(memory.state.apis), memory.config)
 
 
 def _json(path: Path) -> list[dict[str, Any]]:
@@ -88,17 +123,27 @@ def _json(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-@app.verb(keeps="source")
-def learn(
-    file: File,
-    source: Annotated[Path, argument("SOURCE", help="Folder of a run, or a log of any format that `ramify import` reads.")],
-    form: Form = None,
-) -> LearnedRun:
-    """Record the attempts of a run or log, and keep in the run which procedures recur."""
-    from ramify.methods.earned_code_memory.runs import learn as learned
+def _reflect(memory: Memory, model: str | None, tokens: int | None) -> Reflected:
+    """Text of every task that waits for it."""
+    from ramify.methods.earned_code_memory import rules
 
-    with _open(file) as memory:
-        return learned(memory, source, form)
+    role = _role(model) if model else rules.reflect
+    waiting = sum(bool(task.recorded) and not task.reflected for task in memory.state.tasks.values())
+    with progress("reflect", waiting, "tasks", kept=f"each task is done once: {AGAIN}") as bar:
+        return wait_for(memory.reflect(role, tokens, bar.at))
+
+
+def _gated(memory: Memory, gate: int | None) -> PlansPastTheGate:
+    """Plans for which a tool would be written."""
+    plans = memory.past_the_gate(gate)
+    return PlansPastTheGate(tuple(GatedPlan(plan.id, plan.title, len(memory.state.evidence(plan.id))) for plan in plans))
+
+
+def _codify(memory: Memory, model: str, gate: int | None) -> CodifiedPlans:
+    """Tools for the plans past the gate."""
+    plans = memory.past_the_gate(gate)
+    with progress("codify", len(plans), "plans", kept=f"each attempt is made once: {AGAIN}") as bar:
+        return wait_for(memory.codify(_role(model), k=gate, at=bar.at))
 
 
 @app.verb()
@@ -117,187 +162,134 @@ def recall(file: File, query: Annotated[str, argument("REQUEST", help="What the 
 
 
 @app.verb()
-def reflect(
+def show(
     file: File,
-    model: Asked = "",
-    tokens: Annotated[int | None, option(metavar="N", min=1, help="Stop after the task that reaches this many tokens.")] = None,
-) -> Reflected:
-    """Make text of what was recorded: with a model, or without one by rules that know the order of calls alone."""
-    from ramify.methods.earned_code_memory import rules
+    id: Annotated[
+        str | None, argument("ID", help="An entry's id, or the beginning of it, or a tool's name; default: a view.")
+    ] = None,
+    view: Annotated[
+        Literal["entries", "report", "diff", "replay"] | None, option(help="What of the whole memory; default: entries.")
+    ] = None,
+    status: Annotated[str | None, option(help="Of entries: only this status: active, review, candidate, superseded, ...")] = None,
+    since: Annotated[int | None, option(help="Of diff: event to compare with, see replay; default: 0.", min=0)] = None,
+    until: Annotated[int | None, option(help="Of diff: event up to which; default: now.", min=0)] = None,
+) -> WholeEntry | ListedMemory | MemoryReport | MemoryDifference | ReplayedMemory:
+    """What the memory holds: its entries and tools, or of an ID the whole and why it is there.
 
-    role = _role(model) if model else rules.reflect
+    Why: the requests that it was made from, what it replaced, what it rests on, how its checks went.
+
+    - --view report: what the memory cost and earned, its break-even, each entry's and tool's own, tools that were never used.
+    - --view diff: what came and what changed its status between two events of the log.
+    - --view replay: make the store anew from its log and compare; exit code 1 where they differ or a rule is broken."""
+    view = view or ("entries" if id is None else None)
+    called = f"the view {view}" if id is None else "an ID"
+    only_for(called, view=None if id is None else view, status=None if view == "entries" else status)
+    if view != "diff":
+        only_for(called, since=since, until=until)
     with _open(file) as memory:
-        waiting = sum(bool(task.recorded) and not task.reflected for task in memory.state.tasks.values())
-        with progress("reflect", waiting, "tasks", kept=f"each task is done once: {AGAIN}") as bar:
-            return wait_for(memory.reflect(role, tokens, bar.at))
+        if id is not None:
+            return reports.whole(memory.state, id)
+        if view == "report":
+            return reports.report(memory.state)
+        if view == "diff":
+            after = memory.state if until is None else memory.store.at(until)
+            before = memory.store.at(since or 0)
+            return MemoryDifference(since or 0, after.seq, reports.difference(before, after))
+        if view == "replay":
+            return reports.replay(memory.store)
+        return _listed(memory.state, status)
 
 
-@app.verb()
-def codify(
-    file: File,
-    model: Asked = "",
-    k: Annotated[int | None, option(min=1, help="Another gate than the memory's own.")] = None,
-    dry_run: DryRun = False,
-) -> CodifiedPlans | PlansPastTheGate:
-    """Have tools written for the plans past the gate, and test them in the sandbox; --dry-run lists the plans."""
-    with _open(file) as memory:
-        plans = memory.past_the_gate(k)
-        if dry_run:
-            return PlansPastTheGate(tuple(GatedPlan(p.id, p.title, len(memory.state.evidence(p.id))) for p in plans))
-        if not model:
-            raise UserError("a tool is written by a model: name one with --model, or list the plans with --dry-run")
-        with progress("codify", len(plans), "plans", kept=f"each attempt is made once: {AGAIN}") as bar:
-            return wait_for(memory.codify(_role(model), k=k, at=bar.at))
-
-
-@app.verb("ls")
-def ls_(
-    file: File,
-    status: Annotated[str, option(help="Only entries and tools of this status: active, review, candidate, superseded, ...")] = "",
-) -> ListedMemory:
+def _listed(state: MemoryState, status: str | None) -> ListedMemory:
     """Entries and tools."""
-    with _open(file) as memory:
-        state = memory.state
     found = [
         ListedEntry(e.id, e.kind, e.status, len(state.evidence(e.id)) if e.kind == "plan" else 0, e.title, e.flag)
         for e in state.entries.values()
     ]
     found += [ListedEntry(t.name, "tool", t.status, t.calls, t.doc.partition("\n")[0], t.why) for t in state.tools.values()]
-    return ListedMemory(tuple(one for one in found if status in ("", one.status)))
+    return ListedMemory(tuple(entry for entry in found if not status or status == entry.status))
 
 
-@app.verb()
-def show(file: File, id: Id) -> WholeEntry:
-    """An entry or a tool whole, with its source."""
-    with _open(file) as memory:
-        one = reports.find(memory.state, id)
-    return WholeEntry(tool=one) if isinstance(one, ToolEntry) else WholeEntry(entry=one)
-
-
-@app.verb("why")
-def why_(file: File, id: Id) -> WhyThere:
-    """Why an entry or tool is there: the requests that it was made from, what it replaced,
-    what it rests on, how its checks went."""
-    with _open(file) as memory:
-        return reports.why(memory.state, id)
-
-
-@app.verb()
-def add(
-    file: File,
-    kind: Annotated[str, argument("KIND", help="plan, fact or pitfall.")],
-    title: Annotated[str, argument("TITLE", help="What it is about.")],
-    body: Annotated[str, argument("BODY", help="The text; of a plan the calls stand in backquotes, in order.")],
-    scope: Annotated[str, option(help="Where it holds: applications, APIs, versions.")] = "",
-    supersedes: Annotated[list[str] | None, option(metavar="ID", help="The id of the entry that it replaces.")] = None,
-) -> AddedEntry:
-    """Add an entry of your own."""
-    with _open(file) as memory:
-        name = memory.add(kind, title, body, scope, supersedes or ())
-        against = tuple(one for one in memory.contradicted(kind, f"{title}. {body}") if one != name)
-    both = f"it contradicts {', '.join(against)}, which stays as well: --supersedes {next(iter(against), '')} would replace it"
-    return AddedEntry(name, against, caveats=(both,) if against else ())
+DECISIONS = {
+    "approve": "ID", "reject": "ID", "demote": "ID", "add": "KIND TITLE BODY", "success": "TASK", "failure": "TASK",
+}  # fmt: skip
+"""What follows each."""
 
 
 @app.verb()
 def review(
     file: File,
-    id: Id,
-    approve: Annotated[bool, option("--approve", help="Let it in.")] = False,
-    reject: Annotated[bool, option("--reject", help="Keep it out.")] = False,
-) -> ReviewedEntry:
-    """Decide about an entry or tool that waits."""
-    if approve == reject:
-        raise UserError("say --approve or --reject")
+    decision: Annotated[
+        Literal["approve", "reject", "demote", "add", "success", "failure"], argument("DECISION", help="What you say.")
+    ],
+    words: Annotated[list[str] | None, argument("WORDS...", help="As DECISION has it.")] = None,
+    scope: Annotated[str | None, option(help="Of add: where it holds: applications, APIs, versions.")] = None,
+    supersedes: Annotated[list[str] | None, option(metavar="ID", help="Of add: the id of the entry that it replaces.")] = None,
+) -> ReviewedEntry | DemotedTools | AddedEntry | TaskEnd:
+    """Say what a person decides.
+
+    - approve ID, reject ID: let in, or keep out, an entry or tool that waits.
+    - demote ID: take a tool, and what uses it, out of use; its plan stays.
+    - add KIND TITLE BODY: an entry of your own, a plan, fact or pitfall; of a plan the calls stand in backquotes, in order.
+    - success TASK, failure TASK: how a task ended, by its id, as a reply's memory.task says."""
+    named = words_of(decision, words, DECISIONS[decision])
+    if decision != "add":
+        only_for(decision, scope=scope, supersedes=supersedes)
     with _open(file) as memory:
-        one = reports.find(memory.state, id)
-        name: str = one.name if isinstance(one, ToolEntry) else one.id
-        memory.review(name, approve)
-        return ReviewedEntry(name, reports.find(memory.state, name).status)
+        if decision == "add":
+            kind, title, body = named
+            return _add(memory, kind, title, body, scope or "", supersedes or ())
+        (name,) = named
+        if decision in ("success", "failure"):
+            memory.outcome(name, decision == "success")
+            return TaskEnd(name, decision == "success")
+        if decision == "demote":
+            memory.demote(name)
+            return DemotedTools(tuple(tool.name for tool in memory.state.tools.values() if tool.status == "demoted"))
+        waiting = reports.find(memory.state, name)
+        known = waiting.name if isinstance(waiting, ToolEntry) else waiting.id
+        memory.review(known, decision == "approve")
+        return ReviewedEntry(known, reports.find(memory.state, known).status)
+
+
+def _add(memory: Memory, kind: str, title: str, body: str, scope: str, supersedes: Sequence[str]) -> AddedEntry:
+    """An entry of a person's own."""
+    name = memory.add(kind, title, body, scope, supersedes)
+    against = tuple(other for other in memory.contradicted(kind, f"{title}. {body}") if other != name)
+    both = f"it contradicts {', '.join(against)}, which stays as well: --supersedes {next(iter(against), '')} would replace it"
+    return AddedEntry(name, against, caveats=(both,) if against else ())
 
 
 @app.verb()
-def demote(file: File, id: Id) -> DemotedTools:
-    """Take a tool, and what uses it, out of use; its plan stays."""
-    with _open(file) as memory:
-        memory.demote(id)
-        return DemotedTools(tuple(tool.name for tool in memory.state.tools.values() if tool.status == "demoted"))
-
-
-@app.verb()
-def outcome(
+def export(
     file: File,
-    task: Annotated[str, argument("TASK", help="Id of a task, as a reply's memory.task says.")],
-    success: Annotated[bool, option("--success", help="It succeeded.")] = False,
-    failure: Annotated[bool, option("--failure", help="It failed.")] = False,
-) -> TaskEnd:
-    """Say afterwards how a task ended."""
-    if success == failure:
-        raise UserError("say --success or --failure")
-    with _open(file) as memory:
-        memory.outcome(task, success)
-    return TaskEnd(task, success)
-
-
-@app.verb("report")
-def report_(file: File) -> MemoryReport:
-    """What the memory cost and earned, its break-even, each entry's and tool's own, and tools that were never used."""
-    with _open(file) as memory:
-        return reports.report(memory.state)
-
-
-@app.verb("break-even")
-def break_even_(
-    construction: Annotated[float, option(help="Tokens that building the memory, or a tool, cost.", min=0)],
-    saving: Annotated[float, option(help="Tokens that it saves a task, or a use.")],
-) -> Repayment:
-    """After how many tasks a memory is paid back."""
-    return Repayment(construction, saving, reports.pays(construction, saving).after)
-
-
-@app.verb()
-def diff(
-    file: File,
-    since: Annotated[int, option(help="Event to compare with, see `replay`.", min=0)] = 0,
-    until: Annotated[int | None, option(help="Event up to which; default: now.", min=0)] = None,
-) -> MemoryDifference:
-    """What came and what changed its status between two events of the log."""
-    with _open(file) as memory:
-        after = memory.state if until is None else memory.store.at(until)
-        return MemoryDifference(since, after.seq, reports.difference(memory.store.at(since), after))
-
-
-@app.verb()
-def replay(file: File) -> ReplayedMemory:
-    """Make the store anew from its log and compare; exit code 1 where they differ or a rule is broken."""
-    with _open(file) as memory:
-        return reports.replay(memory.store)
-
-
-@app.verb()
-def export(file: File, out: Annotated[Path, option("--out", metavar="DIR", help="Folder to write to.")]) -> ExportedMemory:
-    """Write the active tools as Python files with their tests and JSON schemas, and the text as Markdown."""
-    with _open(file) as memory:
-        return ExportedMemory(str(out), tuple(reports.export(memory.state, out)))
-
-
-@app.verb()
-def mcp(
-    file: File,
+    form: Annotated[Literal["files", "mcp"], argument("FORM", help="How.")],
+    out: Annotated[Path | None, option("--out", metavar="DIR", help="Of files: folder to write to.")] = None,
     upstream: Annotated[
-        str,
+        str | None,
         option(
             metavar="COMMAND",
-            help="MCP server whose tools are the base APIs, such as 'python server.py'; the memory's tools call it.",
+            help="Of mcp: MCP server whose tools are the base APIs, such as 'python server.py'; the memory's tools call it.",
         ),
-    ] = "",
-) -> None:
-    """Serve the memory over MCP (stdio): recall, record, and, with --upstream, its active tools, run in the sandbox."""
+    ] = None,
+) -> ExportedMemory | None:
+    """Give the memory to agents elsewhere.
+
+    - files: the active tools as Python files with their tests and JSON schemas, and the text as Markdown.
+    - mcp: serve it over MCP (stdio): recall, record, and, with --upstream, its active tools, run in the sandbox."""
+    if form == "files":
+        only_for(form, upstream=upstream)
+        if out is None:
+            raise UserError("files need a folder to be written to: name it with --out")
+        with _open(file) as memory:
+            return ExportedMemory(str(out), tuple(reports.export(memory.state, out)))
     from ramify.methods.earned_code_memory.mcp_server import serve
 
+    only_for(form, out=out)
     try:
-        words = shlex.split(upstream)
+        words = shlex.split(upstream or "")
     except ValueError as error:
         raise UserError(f"--upstream: {error}") from None
     with _open(file) as memory:
         wait_for(serve(memory, words))
+    return None
