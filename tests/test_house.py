@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import importlib.util
 import re
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -269,3 +271,12 @@ def test_test_files_outside_packages_have_names_of_their_own() -> None:
         if not (path.parent / "__init__.py").exists():
             assert path.name not in seen, f"{path} and {seen[path.name]} share a name"
             seen[path.name] = path
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Neither when it is loaded, nor later in a function, nor for types alone."""
+    meant = ("ramify.methods.dspark.drafters", "ramify.methods.dspark.drafter_files")  # the file says why
+    graph = grimp.build_graph("ramify", "ramify_experiments", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) - {module} for module in graph.modules}
+    imports[meant[0]] = imports[meant[0]] - {meant[1]}
+    graphlib.TopologicalSorter(imports).prepare()

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from ramify.base.errors import UserError
 from ramify.base.files import read_small
-from ramify.methods.kernel_search.task import RESULT, Array, KernelTask, read_task
+from ramify.methods.kernel_search.named import read_task
+from ramify.methods.kernel_search.task import RESULT, Array, KernelTask
 from ramify.methods.kernel_search.wall import Code, Wall, WallTrial
 from ramify.render.terminal import say
 

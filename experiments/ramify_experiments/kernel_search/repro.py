@@ -18,11 +18,12 @@ from ramify.base.seeds import generator
 from ramify.methods.kernel_search.algorithm import KernelSearchConfig, reward
 from ramify.methods.kernel_search.asm import Loop
 from ramify.methods.kernel_search.diagnosis import gather
+from ramify.methods.kernel_search.edits import TRANSFORMS
 from ramify.methods.kernel_search.loop import BestKernel, KernelSearch, ranked_speedup
 from ramify.methods.kernel_search.proposers import Proposal, TransformProposer
 from ramify.methods.kernel_search.task import KernelTask, from_c
 from ramify.methods.kernel_search.tools import TOOLS, WEIGHT, KernelMetrics, Prescription, examine
-from ramify.methods.kernel_search.transforms import TRANSFORMS, variants
+from ramify.methods.kernel_search.transforms import variants
 from ramify.methods.kernel_search.wall import ROUNDS, Built, Code, Wall, WallTrial
 from ramify.stats.intervals import wilson
 from ramify_experiments.kernel_search.redteam import attempt, cheats_in_c

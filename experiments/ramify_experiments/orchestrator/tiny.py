@@ -18,10 +18,10 @@ from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.protocol import Task, TaskSet
 from ramify.methods.orchestrator.algorithm import by_group, cross_fitted
-from ramify.methods.orchestrator.evolution import EvolveRouterConfig, Trial, evolve
+from ramify.methods.orchestrator.evolution import Trial, evolve
 from ramify.methods.orchestrator.pool import ModelPool, PoolWorker
 from ramify.methods.orchestrator.router import TurnRouter, render
-from ramify.methods.orchestrator.settings import RouterFitConfig
+from ramify.methods.orchestrator.settings import EvolveRouterConfig, RouterFitConfig
 from ramify.methods.orchestrator.table import RewardTable, begin_collect, collect_into, subset, table_of
 from ramify.model.protocol import Prefix, Sampling
 from ramify.score.judge import find_judge

@@ -11,10 +11,11 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.methods.kernel_search import sass, tuning
+from ramify.methods.kernel_search.named import read_task
 from ramify.methods.kernel_search.ptx import DATA, OPEN, Access, accesses, block_of, entries
 from ramify.methods.kernel_search.report import GpuReading
 from ramify.methods.kernel_search.sass import counts, functions_of, is_gpu, nvidia_tool, ptx_counts, sass_metrics, usage_of
-from ramify.methods.kernel_search.task import from_python, read_task
+from ramify.methods.kernel_search.task import from_python
 from ramify.methods.kernel_search.tools import GpuMetrics, KernelMetrics, examine
 from ramify.methods.kernel_search.wall import Wall
 

@@ -12,9 +12,10 @@ from ramify.base.errors import UserError
 from ramify.methods.kernel_search import tools
 from ramify.methods.kernel_search.asm import Instruction, _chain, loops
 from ramify.methods.kernel_search.diagnosis import Roofs, class_of, floor_of, gather, remarks
+from ramify.methods.kernel_search.edits import TRANSFORMS
 from ramify.methods.kernel_search.task import from_c, from_python
 from ramify.methods.kernel_search.tools import GpuMetrics, KernelMetrics, Symptom, examine, tool
-from ramify.methods.kernel_search.transforms import TRANSFORMS, for_loops, variants
+from ramify.methods.kernel_search.transforms import for_loops, variants
 from ramify.methods.kernel_search.wall import Built, Code, Wall
 from tests.methods.kernel_search.kernels import ARGMAX, COLUMNS, CREEP, EXP, SUM
 

@@ -11,7 +11,7 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.methods.kernel_search.kernelbench import find_problem, from_kernelbench, is_problem, resized
-from ramify.methods.kernel_search.task import read_task
+from ramify.methods.kernel_search.named import read_task
 
 PROBLEM = """import pathlib
 import torch

@@ -17,9 +17,10 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.protocol import Task, TaskSet
 from ramify.methods.orchestrator.algorithm import SepCma
 from ramify.methods.orchestrator.conversation import Orchestration
-from ramify.methods.orchestrator.evolution import EvolveRouterConfig, Trial, fitness
+from ramify.methods.orchestrator.evolution import Trial, fitness
 from ramify.methods.orchestrator.middleware import Composed, Routed
 from ramify.methods.orchestrator.pool import MISSES, ModelPool, PoolWorker, Rest
+from ramify.methods.orchestrator.settings import EvolveRouterConfig
 from ramify.methods.orchestrator.table import collect
 from ramify.methods.orchestrator.verbs import open_composer
 from ramify.model.endpoint import HttpModel

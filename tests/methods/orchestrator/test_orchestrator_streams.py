@@ -18,10 +18,11 @@ from waiting import until
 
 from ramify.base.errors import InfrastructureError
 from ramify.methods.orchestrator.composer import Composer
-from ramify.methods.orchestrator.conversation import Orchestration, route
+from ramify.methods.orchestrator.conversation import Orchestration
 from ramify.methods.orchestrator.middleware import Composed, Routed
 from ramify.methods.orchestrator.pool import ModelPool, PoolWorker, Spoken
 from ramify.methods.orchestrator.router import TurnRouter
+from ramify.methods.orchestrator.turns import route
 from ramify.model.function import FunctionModel
 from ramify.model.protocol import READ, REQUEST, Completion, Identity, Prefix, Sampling, TokenScores
 from ramify.model.scripted import ScriptedModel

@@ -17,12 +17,13 @@ from ramify.base.errors import BudgetSpentError, InfrastructureError, UserError
 from ramify.env.protocol import Task, TaskSet
 from ramify.methods.orchestrator.algorithm import Workflow
 from ramify.methods.orchestrator.composer import Composer, warm_plan
-from ramify.methods.orchestrator.conversation import Orchestration, ToolUse, route, turn_loop
+from ramify.methods.orchestrator.conversation import Orchestration, ToolUse
 from ramify.methods.orchestrator.middleware import Composed, Routed
 from ramify.methods.orchestrator.pool import ModelPool, PoolWorker, fitted
 from ramify.methods.orchestrator.router import TurnRouter
 from ramify.methods.orchestrator.systems import at_random, evaluate, majority, mixture, oracle, routed, single
 from ramify.methods.orchestrator.table import RewardRow, collect, headroom, make_table, read_table, table_of
+from ramify.methods.orchestrator.turns import route, turn_loop
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.score.judge import find_judge

@@ -15,9 +15,9 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.methods.theory_loop import bench as bench_module
 from ramify.methods.theory_loop.bench import Metric, TheoryBench, projected, projection
-from ramify.methods.theory_loop.canonical import CANONICAL
+from ramify.methods.theory_loop.canonical import CANONICAL, find_theory
 from ramify.methods.theory_loop.domain import PROBLEMS, Data, Design, TheoryError, hilbig, random_design, read_design
-from ramify.methods.theory_loop.theories import SAMPLE, Theory, check_theory, draw, find_theory, read_theory
+from ramify.methods.theory_loop.theories import SAMPLE, Theory, check_theory, draw, read_theory
 from ramify.methods.theory_loop.verbs import alike_pairs
 
 PAIR = Design((0.9, 0.8, 0.7, 0.6), ((0, 1, 1, 1), (0, 1, 1, 1)), ((1, 0, 0, 1), (1, 0, 0, 0)))

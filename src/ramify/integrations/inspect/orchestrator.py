@@ -36,7 +36,8 @@ def inspect_orchestrator(
     from inspect_ai.solver import solver
 
     from ramify.methods.orchestrator.composer import Composer
-    from ramify.methods.orchestrator.conversation import AnsweredQuery, Orchestration, answer_with
+    from ramify.methods.orchestrator.conversation import AnsweredQuery, Orchestration
+    from ramify.methods.orchestrator.turns import answer_with
 
     workers = system.pool if isinstance(system, Composer) else pool
     if workers is None:

@@ -163,6 +163,7 @@ class Qwen3Drafter(Drafter):
     def load(cls, folder: Path, module: nn.Module) -> Drafter | None:
         """See :func:`ramify.methods.dspark.drafter_files.load_drafter`;
         None where ``folder`` holds neither a drafter nor its training."""
+        # a folder says which drafter it holds, so its reader knows all of them: the one circle of imports that is meant
         from ramify.methods.dspark.drafter_files import load_drafter, reads
 
         return load_drafter(folder, module) if reads(folder) else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.kernel_search.algorithm import KernelSearchConfig as KernelSearchConfig
     from ramify.methods.kernel_search.diagnosis import diagnose as diagnose
     from ramify.methods.kernel_search.loop import search as search
-    from ramify.methods.kernel_search.task import read_task as read_task
+    from ramify.methods.kernel_search.named import read_task as read_task
     from ramify.methods.kernel_search.wall import Wall as Wall
 else:
     __all__, __getattr__ = public(
@@ -29,7 +29,7 @@ else:
             "algorithm": "KernelSearchConfig",
             "diagnosis": "diagnose",
             "loop": "search",
-            "task": "read_task",
+            "named": "read_task",
             "wall": "Wall",
         },
     )

@@ -14,8 +14,9 @@ from ramify.base.registry import register
 from ramify.base.waiting import wait_for
 from ramify.methods.kernel_search.algorithm import reward
 from ramify.methods.kernel_search.loop import ranked_speedup
+from ramify.methods.kernel_search.named import read_task
 from ramify.methods.kernel_search.proposers import code_in
-from ramify.methods.kernel_search.task import KernelTask, read_source, read_task
+from ramify.methods.kernel_search.task import KernelTask, read_source
 from ramify.methods.kernel_search.wall import Code, Wall, WallTrial
 from ramify.score.judge import Each, Item, Judgement
 

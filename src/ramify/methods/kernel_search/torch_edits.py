@@ -12,8 +12,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ramify.methods.kernel_search.edits import TORCH_TRANSFORMS, transform
 from ramify.methods.kernel_search.task import KernelTask
-from ramify.methods.kernel_search.transforms import TORCH_TRANSFORMS, transform
 from ramify.methods.kernel_search.wall import Code
 
 Spot = tuple[ast.AST, str]

@@ -10,36 +10,18 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ramify.base.errors import UserError
+from ramify.methods.kernel_search import torch_edits  # noqa: F401 - it registers its own
+from ramify.methods.kernel_search.edits import TORCH_TRANSFORMS, TRANSFORMS, Edit, transform
 from ramify.methods.kernel_search.task import MATH, KernelTask
 from ramify.methods.kernel_search.wall import Code
 
-Edit = Callable[[Code, KernelTask], Iterator[Code]]
-TRANSFORMS: dict[str, Edit] = {}
-"""For C."""
-TORCH_TRANSFORMS: dict[str, Edit] = {}
-"""For torch; ramify.methods.kernel_search.torch_edits has them."""
 _FOR = re.compile(
     r"\bfor\s*\(\s*(?P<type>int|long|size_t|int64_t|int32_t)?\s*(?P<var>\w+)\s*=\s*(?P<first>[^;]+?)\s*;\s*(?P=var)\s*<\s*(?P<last>[^;]+?)\s*;\s*(?:(?P=var)\s*\+\+|\+\+\s*(?P=var)|(?P=var)\s*\+=\s*1)\s*\)"
 )
 
 
-def transform(name: str, into: dict[str, Edit] = TRANSFORMS) -> Callable[[Edit], Edit]:
-    """Register an edit under ``name``, for C or ``into`` TORCH_TRANSFORMS. Raises UserError where the name is taken."""
-
-    def register(edit: Edit) -> Edit:
-        if name in into:
-            raise UserError(f"there is a transform '{name}' already")
-        into[name] = edit
-        return edit
-
-    return register
-
-
 def transforms_for(kind: str) -> dict[str, Edit]:
     """The transforms of a task's kind; none where only a model writes candidates."""
-    from ramify.methods.kernel_search import torch_edits  # noqa: F401 - it registers its own
-
     return {"c": TRANSFORMS, "torch": TORCH_TRANSFORMS, "kernelbench": TORCH_TRANSFORMS}.get(kind, {})
 
 

@@ -77,7 +77,8 @@ Stages = Annotated[int | None, option(min=1, max=16, help="Of a Triton kernel: s
 
 def _task(kernel: str, ref: str | None, size: list[str] | None = None, allow_unsandboxed: bool = False) -> KernelTask:
     from ramify.base.plugins import find_attribute
-    from ramify.methods.kernel_search.task import evaluate, read_task
+    from ramify.methods.kernel_search.named import read_task
+    from ramify.methods.kernel_search.task import evaluate
 
     reference = find_attribute(ref) if ref else None
     if reference is not None and not callable(reference):

@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import Field
 
 from ramify.base import codec
 from ramify.base.budget import Budget
-from ramify.base.config import Config
 from ramify.base.errors import BudgetSpentError, InfrastructureError, NeedsError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
@@ -40,6 +38,7 @@ from ramify.methods.orchestrator.conversation import (
 )
 from ramify.methods.orchestrator.kept import CallNote
 from ramify.methods.orchestrator.pool import MILLION, ModelPool, Rest, failure_of, open_model
+from ramify.methods.orchestrator.settings import GrpoConfig
 from ramify.methods.orchestrator.table import prompt_of, reward_of
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Completion, Model, Sampling, context_of, sampling_of
@@ -135,30 +134,6 @@ their numbers are taken modulo the pool's size."""
 WARM_RATE = 3e-4
 """Learning rate of the supervised steps before: they teach the form of a plan from nothing, so it is that of training, not the
 small one of the updates that follow."""
-
-
-class GrpoConfig(Config):
-    """Training a composer (section 3.7)."""
-
-    updates: int = Field(20, ge=1)
-    """Updates."""
-    questions: int = Field(4, ge=1)
-    """Questions of an update."""
-    group: int = Field(16, ge=2)
-    """Plans for each question."""
-    warm: int = Field(0, ge=0)
-    """Supervised steps on random plans of sensible shape before;
-    without, a model that rarely writes several steps ends at one."""
-    lr: float = Field(1e-6, gt=0)
-    """Learning rate, cosine with 3 % of warm-up."""
-    temperature: float = Field(1.0, gt=0)
-    """Of the plans."""
-    max_tokens: int = Field(1024, ge=1)
-    """Longest plan."""
-    shots: bool = True
-    """Show worked examples in the prompt; a model too small for them learns the form by the warm start."""
-    subset: int = Field(0, ge=0)
-    """Show a random choice of so many workers with each question, so that the pool may be restricted later; 0: all."""
 
 
 class Composer:

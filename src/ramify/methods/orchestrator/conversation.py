@@ -6,18 +6,17 @@ What a worker is shown is computed from the log, stored as the explicit context 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ramify.base import codec
 from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.methods.orchestrator.algorithm import STEPS, CallEvent, Workflow, choose, probabilities
+from ramify.methods.orchestrator.algorithm import CallEvent, Workflow, choose, probabilities
 from ramify.methods.orchestrator.kept import ANSWER, MAKER, AnswerNote, CallNote, provenance_of
 from ramify.methods.orchestrator.pool import CallResult, ModelPool
 from ramify.model.protocol import Completion, Sampling
@@ -26,9 +25,6 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.message import Message
 from ramify.trace.node import ROLLOUT, Annotation, AttemptRecord, Context, Insert, Provenance, Span, make_node
-
-if TYPE_CHECKING:
-    from ramify.methods.orchestrator.router import TurnRouter
 
 STEP = "step"
 """Purpose of a conversation within another: a step of a composer that it plans itself."""
@@ -429,62 +425,3 @@ def context_of(pieces: Sequence[Shows], call: WorkerCall) -> Context:
             parts.append(Span(one.node, 0, 1) if one.node else Insert(one.text, None, one.role))
         before = one.role
     return Context(tuple(parts))
-
-
-# -- the turn router at work
-
-
-async def route(chat: Orchestration, router: TurnRouter, turn: int = 0) -> Orchestrated:
-    """One turn: the router's choice answers; where it fails the next likeliest that is left.
-    Raises InfrastructureError where all failed."""
-    logits, _ = router.logits(chat.given)
-    while True:
-        worker, why = chat.likeliest(logits)
-        call = await chat.ask(worker, chat.question(), 0, turn, why, attempt=len(chat.failed), answers=True)
-        if not call.result.failure:
-            return chat.result(call)
-
-
-THINKER, WORKER, VERIFIER = 0, 1, 2
-TOLD = (
-    "You are the Thinker: plan and criticise, do not solve. You may end with NEXT: worker or NEXT: verifier.",
-    "You are the Worker: do the work, and end with the complete answer.",
-    "You are the Verifier: check the last answer of the Worker. Say ACCEPT where it is right, else REVISE and why.",
-)
-_NEXT = re.compile(r"\bNEXT:\s*(thinker|worker|verifier)\b", re.IGNORECASE)
-_VOTE = re.compile(r"\b(ACCEPT|REVISE)\b")
-
-
-async def turn_loop(chat: Orchestration, router: TurnRouter, turns: int = STEPS) -> Orchestrated:
-    """Section 3.5: up to ``turns`` turns of a worker in a role. A Verifier's ACCEPT ends it where a Worker has answered already;
-    a Thinker may name the next role; the answer is the last Worker's. Raises UserError of a router without roles."""
-    from ramify.methods.orchestrator.router import ROLES
-
-    if not router.roles:
-        raise UserError("the router has no roles: train it with --roles, or route single turns")
-    pieces, answer, suggested = chat.question(), None, None
-    for turn in range(turns):
-        logits, roles = router.logits(messages_of(pieces))
-        role = int(np.argmax(roles)) if suggested is None else suggested
-        role = WORKER if answer is None and turn == turns - 1 else role
-        suggested, call = None, None
-        while call is None or call.result.failure:
-            worker, why = chat.likeliest(logits)
-            call = await chat.ask(
-                worker, [*pieces, Shows("user", TOLD[role])], 0, turn, why, role=ROLES[role], attempt=len(chat.failed)
-            )
-        pieces += [Shows("user", TOLD[role]), Shows("assistant", call.result.text, call.node)]
-        if role == WORKER:
-            answer = call
-        elif role == THINKER and (named := _NEXT.findall(call.result.text)):
-            suggested = ROLES.index(named[-1].lower())
-        elif role == VERIFIER and answer is not None and _VOTE.findall(call.result.text)[-1:] == ["ACCEPT"]:
-            break
-    assert answer is not None
-    return chat.result(answer)
-
-
-async def answer_with(chat: Orchestration, router: TurnRouter, turns: int = STEPS) -> Orchestrated:
-    """The router's answer: one turn, or the turns of its roles where it has them and nobody offers tools, whose calls are the
-    client's."""
-    return await (turn_loop(chat, router, turns) if router.roles and not chat.offered else route(chat, router))

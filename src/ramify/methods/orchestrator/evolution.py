@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field
 
 from ramify.base.budget import Budget
-from ramify.base.config import Config
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import derive_key, generator
 from ramify.env.protocol import Environment, Task, TaskSet
-from ramify.methods.orchestrator.algorithm import STEPS, RoutingGain, SearchState, SepCma, gain, population
-from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, answer_with
+from ramify.methods.orchestrator.algorithm import RoutingGain, SearchState, SepCma, gain, population
+from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration
 from ramify.methods.orchestrator.middleware import Routed
 from ramify.methods.orchestrator.pool import ModelPool
+from ramify.methods.orchestrator.settings import EvolveRouterConfig
 from ramify.methods.orchestrator.table import prompt_of, reward_of
+from ramify.methods.orchestrator.turns import answer_with
 from ramify.model.protocol import Sampling
 from ramify.render.result import CALL, Result, Section, table
 from ramify.rollout.agent import Agent
@@ -40,27 +40,6 @@ if TYPE_CHECKING:
     from ramify.methods.orchestrator.router import TurnRouter
 
 GENERATION = "generation"
-
-
-class EvolveRouterConfig(Config):
-    """Evolution of a router; defaults as in TRINITY."""
-
-    generations: int = Field(60, ge=1)
-    """Generations."""
-    size: int = Field(0, ge=0)
-    """Candidates of a generation; 0: 4 + 3 ln n, rounded up."""
-    episodes: int = Field(16, ge=1)
-    """Episodes of a candidate in a generation."""
-    sigma: float = Field(0.0, ge=0)
-    """First step size; 0: .03 of a router that was not trained, else 5 times the root mean square of its head."""
-    turns: int = Field(STEPS, ge=1)
-    """Most turns of a conversation, of a router with roles."""
-    check: int = Field(64, ge=2)
-    """Episodes on fresh samples on which the result must beat the start to be kept."""
-    temperature: float = Field(0.7, ge=0)
-    """Of the workers."""
-    max_tokens: int = Field(1024, ge=1)
-    """Longest reply of a worker."""
 
 
 class _Steady(Routed):

@@ -19,8 +19,9 @@ from typing import Any
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.registry import register
 from ramify.methods.orchestrator.composer import Composer
-from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, answer_with, new_tree
+from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, new_tree
 from ramify.methods.orchestrator.pool import ModelPool, Spoken, open_model, read_pool, spoken
+from ramify.methods.orchestrator.turns import answer_with
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import READ, REQUEST, Completion, Model, Prefix, Sampling
 from ramify.model.streaming import Pieces, gathered, stream, told, whole

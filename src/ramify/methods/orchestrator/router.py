@@ -27,15 +27,15 @@ from ramify.base.seeds import derive_key, generator
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM, weights_hash
 from ramify.methods.orchestrator.algorithm import informative, probabilities, soft_targets
-from ramify.methods.orchestrator.conversation import TOOL_TURNS, Orchestrated, Orchestration, ToolUse, answer_with, route
+from ramify.methods.orchestrator.conversation import TOOL_TURNS, Orchestrated, Orchestration, ToolUse
 from ramify.methods.orchestrator.pool import ModelPool
 from ramify.methods.orchestrator.settings import POSITION, RouterFit, RouterFitConfig, RouterRecord
 from ramify.methods.orchestrator.table import RewardTable
+from ramify.methods.orchestrator.turns import ROLES, answer_with, route
 from ramify.model.protocol import Sampling, Tokenizer
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 
-ROLES = ("thinker", "worker", "verifier")
 KNOWN = 20_000
 """Most texts whose states are remembered."""
 FILES = ("router.json", "router.safetensors")

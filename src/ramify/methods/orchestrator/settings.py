@@ -9,12 +9,55 @@ from pydantic import Field
 from ramify.base.budget import Budget
 from ramify.base.config import Config
 from ramify.methods.orchestrator.algorithm import STEPS
-from ramify.methods.orchestrator.composer import GrpoConfig
-from ramify.methods.orchestrator.evolution import EvolveRouterConfig
 from ramify.model.protocol import Sampling
 
 POSITION = -2
 """Which token's hidden state is read: the last but one; the last gives less [T]."""
+
+
+class GrpoConfig(Config):
+    """Training a composer (section 3.7)."""
+
+    updates: int = Field(20, ge=1)
+    """Updates."""
+    questions: int = Field(4, ge=1)
+    """Questions of an update."""
+    group: int = Field(16, ge=2)
+    """Plans for each question."""
+    warm: int = Field(0, ge=0)
+    """Supervised steps on random plans of sensible shape before;
+    without, a model that rarely writes several steps ends at one."""
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate, cosine with 3 % of warm-up."""
+    temperature: float = Field(1.0, gt=0)
+    """Of the plans."""
+    max_tokens: int = Field(1024, ge=1)
+    """Longest plan."""
+    shots: bool = True
+    """Show worked examples in the prompt; a model too small for them learns the form by the warm start."""
+    subset: int = Field(0, ge=0)
+    """Show a random choice of so many workers with each question, so that the pool may be restricted later; 0: all."""
+
+
+class EvolveRouterConfig(Config):
+    """Evolution of a router; defaults as in TRINITY."""
+
+    generations: int = Field(60, ge=1)
+    """Generations."""
+    size: int = Field(0, ge=0)
+    """Candidates of a generation; 0: 4 + 3 ln n, rounded up."""
+    episodes: int = Field(16, ge=1)
+    """Episodes of a candidate in a generation."""
+    sigma: float = Field(0.0, ge=0)
+    """First step size; 0: .03 of a router that was not trained, else 5 times the root mean square of its head."""
+    turns: int = Field(STEPS, ge=1)
+    """Most turns of a conversation, of a router with roles."""
+    check: int = Field(64, ge=2)
+    """Episodes on fresh samples on which the result must beat the start to be kept."""
+    temperature: float = Field(0.7, ge=0)
+    """Of the workers."""
+    max_tokens: int = Field(1024, ge=1)
+    """Longest reply of a worker."""
 
 
 class RouterFitConfig(Config):

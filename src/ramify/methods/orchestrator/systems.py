@@ -19,10 +19,11 @@ from ramify.base.seeds import generator
 from ramify.env.protocol import Task, TaskSet
 from ramify.methods.orchestrator.algorithm import STEPS, RoutingGain, Workflow, gain
 from ramify.methods.orchestrator.composer import Composer
-from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, WorkerCall, answer_with
+from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, WorkerCall
 from ramify.methods.orchestrator.kept import judged_as
 from ramify.methods.orchestrator.pool import ModelPool
 from ramify.methods.orchestrator.table import RewardTable, group_of, prompt_of, reward_of
+from ramify.methods.orchestrator.turns import answer_with
 from ramify.model.protocol import Sampling
 from ramify.render.result import CALL, Result, Section, table
 from ramify.score.judge import Judge, plain, records

@@ -19,13 +19,14 @@ from ramify.methods.orchestrator import systems, training, views
 from ramify.methods.orchestrator import table as tables
 from ramify.methods.orchestrator.algorithm import STEPS
 from ramify.methods.orchestrator.composer import open_composer
-from ramify.methods.orchestrator.conversation import AnsweredQuery, Orchestration, answer_with, new_tree
+from ramify.methods.orchestrator.conversation import AnsweredQuery, Orchestration, new_tree
 from ramify.methods.orchestrator.evolution import EvolvedRouter
 from ramify.methods.orchestrator.pool import CallResult, ModelPool, PoolWorker, read_pool
 from ramify.methods.orchestrator.settings import AnswerConfig, CallConfig, CollectConfig, CompareConfig, OrchestratorTraining
 from ramify.methods.orchestrator.systems import SystemsCompared
 from ramify.methods.orchestrator.table import CollectedRewards, Headroom
 from ramify.methods.orchestrator.training import FittedRouter, TrainedComposer, TrainingTasks
+from ramify.methods.orchestrator.turns import answer_with
 from ramify.methods.orchestrator.views import ConversationList, ConversationTrace
 from ramify.model.protocol import Sampling
 from ramify.render.result import Planned, Result, Section, table

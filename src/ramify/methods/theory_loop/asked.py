@@ -8,24 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.seeds import generator
-from ramify.methods.theory_loop.algorithm import CUES, LoopConfig
+from ramify.methods.theory_loop.algorithm import CUES, LoopConfig, ScoredTheory
 from ramify.methods.theory_loop.bench import Metric
 from ramify.methods.theory_loop.domain import Data, Design, TheoryError, random_design, read_design
-from ramify.methods.theory_loop.participants import SimulatedPeople
+from ramify.methods.theory_loop.participants import Participants, SimulatedPeople
 from ramify.methods.theory_loop.proposer import AdvocateTurn, Experiment, LoopProblem, TheoryPool, TriedTheory, Verdict
 from ramify.methods.theory_loop.theories import ALLOWED, SAMPLE, Theory, theory_from
 from ramify.model.protocol import Completion, Grammar, Sampling
 from ramify.rollout.sampler import FailurePolicy, SamplePosition, Sampler
 from ramify.score.judge import reply_to
+from ramify.trace.db import Run
 from ramify.trace.message import Message
-
-if TYPE_CHECKING:
-    from ramify.methods.theory_loop.loop import TheoryLoop
 
 CALL = "reply"
 """What the journal calls a reply."""
@@ -73,6 +71,19 @@ Reply with one JSON object: {{"decision": "regenerate" or "continue", "diagnosis
 }
 
 
+class AskingLoop(Protocol):
+    """What a model's roles need of the loop that asks them."""
+
+    run: Run
+    pool: TheoryPool
+    participants: Participants
+    problems: list[LoopProblem]
+
+    def board(self) -> list[ScoredTheory]:
+        """The leaderboard now."""
+        ...
+
+
 class AskedProposer:
     """A model by name in every role. Its context is the pool:
     what other calls said is not shown to it, but for this round's failures."""
@@ -91,9 +102,9 @@ class AskedProposer:
         texts = [DOMAIN, CONTRACT, *ROLES.values()]
         self.identity = stable_hash("proposer", self._model.identity.weights, canonical_json(self._settings.to_json()), *texts)
         self._holds = "grammar" in self._model.capabilities
-        self._loop: TheoryLoop | None = None
+        self._loop: AskingLoop | None = None
 
-    def bind(self, loop: TheoryLoop) -> None:
+    def bind(self, loop: AskingLoop) -> None:
         """Keep replies in the journal of ``loop``, and its hidden theory out of the prompts."""
         self._loop = loop
 

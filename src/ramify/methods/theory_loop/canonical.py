@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from ramify.methods.theory_loop.theories import SAMPLE, Theory
+from ramify.base.errors import UserError, nearest
+from ramify.methods.theory_loop.theories import SAMPLE, Theory, read_theory
 
 NOISE = {"beta": "[0.1, 20]", "epsilon": "[0, 0.5]"}
 _HEAD = "import numpy as np\n\n\n"
@@ -196,3 +198,13 @@ _LIMITS = {
     "dr-wadd": {"alpha=1": "validity-wadd"},
 }
 CANONICAL |= {name: replace(CANONICAL[name], about={"limits": limits}) for name, limits in _LIMITS.items()}
+
+
+def find_theory(spec: str) -> Theory:
+    """A theory by its name here, or from a file (.py, .yaml). Raises UserError with the nearest name."""
+    if spec in CANONICAL:
+        return CANONICAL[spec]
+    path = Path(spec)
+    if path.suffix in (".py", ".yaml", ".yml"):
+        return read_theory(path)
+    raise UserError(f"no theory '{spec}' ({nearest(spec, CANONICAL)}); one of your own is a file, .py or .yaml")

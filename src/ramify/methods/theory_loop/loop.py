@@ -37,6 +37,7 @@ from ramify.methods.theory_loop.algorithm import (
     welch_p,
 )
 from ramify.methods.theory_loop.bench import Metric, TheoryBench, projection
+from ramify.methods.theory_loop.canonical import find_theory
 from ramify.methods.theory_loop.domain import (
     PROBLEMS,
     Attendance,
@@ -60,7 +61,7 @@ from ramify.methods.theory_loop.proposer import (
     TriedTheory,
     Verdict,
 )
-from ramify.methods.theory_loop.theories import Theory, check_theory, find_theory
+from ramify.methods.theory_loop.theories import Theory, check_theory
 from ramify.render.numbers import p_value
 from ramify.render.result import Grid, Result, Section, table
 from ramify.trace.db import Record, Run

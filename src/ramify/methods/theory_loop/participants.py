@@ -16,8 +16,8 @@ from ramify.base.ids import stable_hash
 from ramify.base.plugins import own_function, own_path, source_of
 from ramify.base.seeds import derive_key
 from ramify.methods.theory_loop.bench import TheoryBench
+from ramify.methods.theory_loop.canonical import find_theory
 from ramify.methods.theory_loop.domain import Attendance, Data, Design, TheoryError, check_choices
-from ramify.methods.theory_loop.theories import find_theory
 from ramify.model.protocol import Sampling
 from ramify.rollout.sampler import FailurePolicy, Sampler
 from ramify.score.judge import reply_to

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError, nearest
+from ramify.base.errors import UserError
 from ramify.base.files import reason
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.methods.theory_loop.domain import Design, TheoryError
@@ -218,18 +218,6 @@ def _interval(low: ast.expr, high: ast.expr, name: str, text: str) -> tuple[floa
 
 
 # -- files ----------------------------------------------------------------------------------------------------------------------
-
-
-def find_theory(spec: str) -> Theory:
-    """A theory by its name here, or from a file (.py, .yaml). Raises UserError with the nearest name."""
-    from ramify.methods.theory_loop.canonical import CANONICAL
-
-    if spec in CANONICAL:
-        return CANONICAL[spec]
-    path = Path(spec)
-    if path.suffix in (".py", ".yaml", ".yml"):
-        return read_theory(path)
-    raise UserError(f"no theory '{spec}' ({nearest(spec, CANONICAL)}); one of your own is a file, .py or .yaml")
 
 
 def read_theory(path: Path) -> Theory:

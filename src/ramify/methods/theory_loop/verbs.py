@@ -32,11 +32,12 @@ from ramify.methods.theory_loop.algorithm import (
     switch_rate,
 )
 from ramify.methods.theory_loop.bench import TheoryBench
+from ramify.methods.theory_loop.canonical import find_theory
 from ramify.methods.theory_loop.confirmation import CONFIRM
 from ramify.methods.theory_loop.domain import PROBLEMS, Data, Design, PersonReport, TheoryError, design_file, hilbig
 from ramify.methods.theory_loop.loop import pool_of
 from ramify.methods.theory_loop.proposer import Experiment, LoopProblem, TheoryPool, Verdict
-from ramify.methods.theory_loop.theories import Theory, find_theory
+from ramify.methods.theory_loop.theories import Theory
 from ramify.render.numbers import NOTHING, number, p_value, percent
 from ramify.render.result import Planned, Result, Section, Verbatim, table
 from ramify.render.terminal import progress, say
