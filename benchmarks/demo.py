@@ -47,7 +47,7 @@ def finished(folder: Path) -> tuple[int, Improved]:
         result = job_result(run)
     plain = check(ImproveConfig, {"seed": config.seed}).to_json()
     if result is None or config.to_json() | {"concurrency": 0, "backend": ""} != plain | {"concurrency": 0, "backend": ""}:
-        raise SystemExit(f"{folder} is no finished run of the default job")
+        raise SystemExit(f"{folder} is not a finished run of the default job")
     return config.seed, result
 
 

@@ -2,7 +2,8 @@
 
 python examples/methods/replace_my_judge.py [ANCHOR INCUMBENT CHALLENGER [RUN SLOT]]: a file of {id, artefact, label} lines, two
 judges by name (judge:chat:MODEL@URL#PROMPT.txt, cmd:./check.sh, FILE.py:FUNCTION, regex:PATTERN, ...), and the run and slot that
-the first one scored. Without them two patterns judge made-up replies, of which the newer one knows that politeness is no answer.
+the first one scored. Without them two patterns judge made-up replies, of which the newer one knows that politeness is not an
+answer.
 """
 
 import asyncio

@@ -237,7 +237,7 @@ RESUMES = "`ramify resume RUN` continues what was interrupted."
 
 def keep(source: Path, maker: str, result: Any) -> str:
     """Keep a Result in the run that ``source`` is or names, where it replaces an earlier one of ``maker`` of the same ``PART``;
-    nowhere where it is no run. Returns why it could not be kept, else ""."""
+    nowhere where it is not a run. Returns why it could not be kept, else ""."""
     from ramify.render.result import to_data
     from ramify.trace import sources
     from ramify.trace.node import KeptResult

@@ -38,7 +38,7 @@ BROKEN = {
         "from ramify.base.registry import register\nregister('environments', 'x')",
         "unknown kind of component 'environments'",
     ),
-    "wrong-name": ("from ramify.base.registry import register\nregister('env', 'a:b')", "is no name for a env"),
+    "wrong-name": ("from ramify.base.registry import register\nregister('env', 'a:b')", "is not a name for a env"),
     "escapes": ("raise ValueError('\\x1b]0;owned\\x07 \\x1b[2Jx')", "ValueError"),
 }
 

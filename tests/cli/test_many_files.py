@@ -136,8 +136,8 @@ def test_what_outcomes_do_not_fit_is_said(verb: Any, here: Path) -> None:
     for content, words in (
         ({"t": 1}, "'t' is the name of 2 attempts, and there is one outcome"),
         ({"othr": 1}, "none of its names is a task or file of the run: 'othr' (did you mean 'other'?)"),
-        ({"other": "maybe"}, "'maybe' is no outcome"),
-        ({"other": {"score_text": "A"}}, "is no outcome"),
+        ({"other": "maybe"}, "'maybe' is not an outcome"),
+        ({"other": {"score_text": "A"}}, "is not an outcome"),
     ):
         Path("map.json").write_text(json.dumps(content))
         assert words in verb.refused("import", "--run", "run", "--outcomes", "map.json")

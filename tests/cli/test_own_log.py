@@ -224,7 +224,7 @@ def test_states_are_taken_out_of_texts(verb: Any) -> None:
     assert "--state-pattern" in verb("graph-credit", "report", "mine").err
     credit = verb("graph-credit", "report", "mine", *pattern, "--json")
     assert (credit.json["states"], credit.err) == (4, "")
-    assert "'in the (' is no regular expression" in verb.refused(*audit, "--state-pattern", "in the (")
+    assert "'in the (' is not a regular expression" in verb.refused(*audit, "--state-pattern", "in the (")
     for words in (audit, ("graph-credit", "report", "mine")):
         assert "'Room' is found in none of 12 observations" in verb.refused(*words, "--state-pattern", "Room")
         assert "not found in 2 of 12 observations" in verb(*words, "--state-pattern", r"You see .* (\w+)\.").err

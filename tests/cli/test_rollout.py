@@ -66,7 +66,7 @@ def test_mistakes_are_one_sentence_and_make_no_run(verb, here: Path) -> None:
     (here / "file").write_text("")
     for words, message in (
         (["--backend", "rai"], "unknown back end 'rai'"),
-        (["--backend", "processes:zero"], "'zero' is no number of workers"),
+        (["--backend", "processes:zero"], "'zero' is not a number of workers"),
         (["--env", "houshold"], "did you mean 'household'?"),
         (["--model", "gpt"], "model 'gpt'"),
         (["--model", "hf:nowhere"], "there is no folder nowhere"),
@@ -74,7 +74,7 @@ def test_mistakes_are_one_sentence_and_make_no_run(verb, here: Path) -> None:
         (["--model", "builtin:../household"], "there is no built-in agent '../household'"),
         (["--model", "factory:nowhere:x"], "names nothing that can be imported"),
         (["--env", "factory:os:nothing"], "names nothing that can be imported"),
-        (["--env", "factory:os:getcwd"], "this str is no environment: it has no name, make, task_set"),
+        (["--env", "factory:os:getcwd"], "this str is not an environment: it has no name, make, task_set"),
         (["--model", "factory:os:getcwd"], "returned a str, which is no model"),
         (["--attempts", "9" * 30], "--attempts"),
         (["--tasks", "empty.jsonl"], "empty.jsonl holds no task"),

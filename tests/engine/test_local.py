@@ -342,7 +342,7 @@ def test_rows_are_scored_together_as_alone_and_certainty_is_the_divergence_from_
 
 
 def test_a_step_that_is_broken_off_leaves_no_sample_waiting() -> None:
-    """Ctrl-C is no Exception: it ends the loop, and who waits for a sample is told, too."""
+    """Ctrl-C is not an Exception: it ends the loop, and who waits for a sample is told, too."""
     model = LocalModel(tiny())
 
     def step() -> bool:

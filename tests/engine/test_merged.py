@@ -307,7 +307,7 @@ def test_pairs_that_make_no_sense_are_refused(folders: tuple[Path, Path]) -> Non
     policy, reference = map(str, folders)
     with pytest.raises(IncompatiblePairError, match="chat endpoint gives no log-probs"):
         open_pair("chat:m@http://127.0.0.1:1/v1", reference)
-    with pytest.raises(UserError, match="is no LoRA adapter"):
+    with pytest.raises(UserError, match="is not a LoRA adapter"):
         open_pair(policy)
     with pytest.raises(UserError, match="there is no folder"):
         open_pair("nowhere", reference)

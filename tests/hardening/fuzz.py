@@ -202,7 +202,7 @@ def main(root: Path, count: int, seed: int, forms: list[str]) -> None:
     runs = [root / "every-record", root / "chats-run"]
     forms = forms or [*seeds, *RUNS]
     others = [file.read_bytes() for files in seeds.values() for seed in files for file in files_of(seed)]
-    for folder in runs:  # what is imported on demand is no file's memory
+    for folder in runs:  # what is imported on demand is not a file's memory
         for words in verbs(folder):
             with contextlib.suppress(RamifyError):
                 show(words)

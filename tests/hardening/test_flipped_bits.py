@@ -121,4 +121,4 @@ def test_flipped_bits_that_change_a_node_are_found(made: Path, tmp_path: Path) -
 
 def test_a_check_of_no_run_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["check", "run", str(tmp_path)]) == 2
-    assert "is no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err

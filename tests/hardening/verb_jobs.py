@@ -175,7 +175,7 @@ class Verb(Job):
             return False
         code, said = self._call(f"check run {shlex.quote(str(run))} --json", folder)
         assert code in (0, 2), said
-        assert code == 0 or (said.count("\n") == 1 and "is no run" in said), said
+        assert code == 0 or (said.count("\n") == 1 and "is not a run" in said), said
         return code == 0
 
     def _records(self, run: Path, folder: Path) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def answer(method: str, params: dict) -> dict | None:
         try:
             count += int(params["arguments"]["amount"])
         except (KeyError, TypeError, ValueError):
-            return {"content": [{"type": "text", "text": "amount is no number"}], "isError": True}
+            return {"content": [{"type": "text", "text": "amount is not a number"}], "isError": True}
         return {"content": [{"type": "text", "text": str(count)}]}
     return None
 

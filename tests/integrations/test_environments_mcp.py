@@ -68,7 +68,7 @@ def test_the_tools_are_the_servers() -> None:
 ODD: dict[str, tuple[Any, str]] = {
     "absent": ({}, "it has no inputSchema"),
     "null": ({"inputSchema": None}, "it has no inputSchema"),
-    "text": ({"inputSchema": "{}"}, "is no object"),
+    "text": ({"inputSchema": "{}"}, "is not an object"),
     "array": ({"inputSchema": {"type": "array"}}, 'has the type "array"'),
     "no type there is": (
         {"inputSchema": {"type": "object", "properties": {"a": {"type": "strin"}}}},

@@ -203,7 +203,7 @@ def test_a_log_of_anthropic_calls_grows_one_tree(tmp_path: Path) -> None:
     ("messages", "sentence"),
     [
         ([], "FILE:1: 'messages' is empty"),
-        ([3], "FILE:1: message 0 is no object"),
+        ([3], "FILE:1: message 0 is not an object"),
         ([{"role": "user", "content": 3}], "FILE:1: message 0: 'content', if no text, must be a list"),
         ([{"role": "tool", "content": "x"}], "message 0 has the role 'tool', which is none of user, assistant, system"),
         (
@@ -220,7 +220,7 @@ def test_a_log_of_anthropic_calls_grows_one_tree(tmp_path: Path) -> None:
         ([{"role": "user", "content": [{"type": "video"}]}], "block 0 is of type 'video', which is none of text, thinking"),
         (
             [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "%%"}}]}],
-            "the data of the image is no base64",
+            "the data of the image is not a base64",
         ),
     ],
 )
@@ -331,7 +331,7 @@ def test_responses_that_continue_one_another(tmp_path: Path) -> None:
     ("record", "sentence"),
     [
         ({"items": []}, "FILE:1: 'items' is empty"),
-        ({"items": [3]}, "FILE:1: item 0 is no object"),
+        ({"items": [3]}, "FILE:1: item 0 is not an object"),
         ({"items": [{"type": "dance_call"}]}, "FILE:1: item 0 is of type 'dance_call', which is none of message, reasoning"),
         ({"items": [{"type": "item_reference", "id": "x"}]}, "item 0 refers to the item 'x', whose content is not in the file"),
         ({"items": [ITEMS[6]]}, "FILE:1: item 0 is a result without a call: the call 'call_1' was not made before"),
@@ -431,7 +431,7 @@ def test_sharegpt_as_one_list_and_as_preferences(tmp_path: Path) -> None:
     ("turns", "sentence"),
     [
         ([], "FILE:1: 'conversations' is empty"),
-        ([3], "FILE:1: turn 0 is no object"),
+        ([3], "FILE:1: turn 0 is not an object"),
         ([{"from": "human"}], "FILE:1: turn 0: 'value' must be text, and it is missing"),
         ([turn("humann", "x")], "FILE:1: turn 0 is from 'humann', which is unknown (did you mean 'human'?)"),
         ([turn("function_call", "add(1)")], "FILE:1: turn 0: the call is not JSON"),
@@ -481,11 +481,11 @@ def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         ('[{"a": 1}, {"a": 2', ":2: item 2 of the list: not JSON"),
-        ('[{"a": 1} {"a": 2}]', ":2: item 2 of the list is no object"),
-        ('[{"a": 1},]', ":2: item 2 of the list is no object"),
+        ('[{"a": 1} {"a": 2}]', ":2: item 2 of the list is not an object"),
+        ('[{"a": 1},]', ":2: item 2 of the list is not an object"),
         ('[{"a": 1}] x', ": text follows the list"),
         ('[{"a": 1}', ":2: item 2 of the list: it ends inside the list"),
-        ('[{"a": 1}, 3]', ":2: item 2 of the list is no object"),
+        ('[{"a": 1}, 3]', ":2: item 2 of the list is not an object"),
         ('[{"a": tru}]', ":1: item 1 of the list: not JSON"),
     ],
 )

@@ -375,7 +375,7 @@ def test_numbers_that_json_lacks_are_named_wherever_pieces_are_cut() -> None:
 
 
 def test_odd_chats_become_logs(tmp_path: Path) -> None:
-    """Text that is no Unicode, fields of the wrong kind, and a message that says of itself what only inspect's samples say."""
+    """Text that is not a Unicode, fields of the wrong kind, and a message that says of itself what only inspect's samples say."""
     odd = "\ud800\x00" + EVIL
     messages = [
         {"role": "user", "content": odd, odd: odd},

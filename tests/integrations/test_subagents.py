@@ -119,7 +119,7 @@ def test_why_names_the_conversation_that_lost_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", ["the opening", "the end"])
 def test_an_agent_that_edits_its_history_has_one_conversation(kept: str, tmp_path: Path) -> None:
-    """Compaction is no subagent: what is left of the history tells it."""
+    """Compaction is not a subagent: what is left of the history tells it."""
     pytest.importorskip("openai")
 
     def compacting(prompt: str, url: str) -> str:

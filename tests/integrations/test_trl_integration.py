@@ -151,7 +151,7 @@ def test_what_cannot_be_written_is_one_sentence_and_no_file(
 def test_text_only_runs_and_bad_credit_are_refused(hand: tuple[Run, str, str], tmp_path: Path) -> None:
     run, reply, _ = hand
     run.add(TokenValues(reply, "credit", "me", np.array([0, np.nan, 1], np.float32)))
-    with pytest.raises(UserError, match=f"node {reply} holds a value that is no finite number"):
+    with pytest.raises(UserError, match=f"node {reply} holds a value that is not a finite number"):
         write_steps(run, tmp_path / "s.jsonl")
     run.add(TokenValues(reply, "credit", "you", np.array([0, 1, 1], np.float32)))
     with pytest.raises(UserError, match="several makers: choose one with --maker \\(me, you\\)"):

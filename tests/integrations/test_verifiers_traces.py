@@ -209,28 +209,28 @@ def changed(**fields: Any) -> dict:
     [
         (changed(version=2), "trace 0: 'version' is 2; only traces of version 1"),
         (changed(nodes=3), "trace 0: 'nodes' must be a list"),
-        (changed(nodes=[3], calls=[]), "trace 0: node 0 is no object"),
+        (changed(nodes=[3], calls=[]), "trace 0: node 0 is not an object"),
         (changed(node_parent=2), "node 2: 'parent' is 2, which is no node before it"),
         (changed(node_parent="x"), "node 2: 'parent' must be an integer"),
         (changed(node_message=None), "node 2: 'message' must be an object"),
-        (changed(node_token_ids=[1.5]), "node 2: 'token_ids' holds something that is no token id"),
-        (changed(node_token_ids=[1 << 40]), "node 2: 'token_ids' holds something that is no token id"),
+        (changed(node_token_ids=[1.5]), "node 2: 'token_ids' holds something that is not a token id"),
+        (changed(node_token_ids=[1 << 40]), "node 2: 'token_ids' holds something that is not a token id"),
         (changed(node_mask=[True]), "node 2: 'mask' must be true or false for each of 8 tokens"),
         (changed(node_logprobs=[0.0]), "node 2: 'logprobs' must hold a number for each of 6 sampled tokens"),
         (changed(node_logprobs=["a"] * 6), "node 2: 'logprobs' must hold a number"),
         (changed(node_advantages=[1.0]), "node 2: 'advantages' must hold a number"),
         (changed(node_semantic_parents=[{"node": 99}]), "node 2: 'semantic_parents' names no node"),
         (changed(calls=[{"node": 99}]), "call 0: 'node' is 99, and there are 5 nodes"),
-        (changed(calls=[3]), "call 0 is no object"),
-        (changed(rewards={"a": 3}), "reward 'a' is no object with 'score' and 'weight'"),
+        (changed(calls=[3]), "call 0 is not an object"),
+        (changed(rewards={"a": 3}), "reward 'a' is not an object with 'score' and 'weight'"),
         (changed(rewards={"a": {"score": "x"}}), "reward 'a': 'score' must be a number"),
-        (EPISODES[0] | {"traces": [3]}, "trace 0 is no object"),
+        (EPISODES[0] | {"traces": [3]}, "trace 0 is not an object"),
         (EPISODES[0] | {"traces": 3}, "'traces' must be a list"),
         (EPISODES[0] | {"task": 3}, "'task' must be an object"),
         (EPISODES[0] | {"task": {}}, "'task': 'data' must be an object, and it is missing"),
         (EPISODES[0] | {"env": "x"}, "'env' must be an object"),
         (result(prompt=3), "'prompt' must be a list or text"),
-        (result(completion=[3]), "'completion', message 0 is no object"),
+        (result(completion=[3]), "'completion', message 0 is not an object"),
         (result(reward="x"), "'reward' must be a number"),
         (result(example_id=None), "'example_id' must be an integer or text"),
     ],
@@ -245,7 +245,7 @@ def test_bad_records(tmp_path: Path, record: dict, message: str) -> None:
 
 
 def test_odd_but_honest_traces(tmp_path: Path) -> None:
-    """No node, no call, a score that is no number, a trace that ends in what it was given: each is its own attempt."""
+    """No node, no call, a score that is not a number, a trace that ends in what it was given: each is its own attempt."""
     given = changed()
     given["traces"][0]["nodes"] = given["traces"][0]["nodes"][:2]
     given["traces"][0]["calls"] = []

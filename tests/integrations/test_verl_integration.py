@@ -89,7 +89,7 @@ def test_prompts_pad_on_the_left_and_responses_on_the_right() -> None:
 def test_a_file_that_is_no_batch_and_a_run_without_credit_are_refused(played: Path, tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"\xff" * 64)
     for name in ("x.safetensors", "none.safetensors"):
-        with pytest.raises(UserError, match="is no batch"):
+        with pytest.raises(UserError, match="is not a batch"):
             verl.load_batch(tmp_path / name)
     with Run.open(played) as run:
         with pytest.raises(UserError, match="--rule g2po"):

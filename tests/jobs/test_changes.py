@@ -62,7 +62,7 @@ def test_the_largest_rise_of_each_success_is_named_and_the_first_of_what_was_unl
     ]
     assert [one.task for one in named(attempts, before, after, 2)] == ["a", "d"]
     assert named(attempts, after, after, 9) == [], "an agent against itself"
-    assert named(attempts, after, before, 9) == [], "what became rarer is no new habit"
+    assert named(attempts, after, before, 9) == [], "what became rarer is not a new habit"
 
 
 def test_success_is_said_with_its_interval_and_chance_is_called_chance() -> None:

@@ -228,7 +228,7 @@ def test_the_rate_counts_what_the_model_did_and_nothing_else(tmp_path: Path) -> 
     told = next(
         b["messages"][-1] for b in bodies if b["messages"][1]["content"] == "no JSON" and b["messages"][-1]["role"] == "tool"
     )
-    assert "the arguments of 'look' are text that is no JSON" in told["content"]
+    assert "the arguments of 'look' are text that is not JSON" in told["content"]
     (bad,) = [turn.node for attempt in attempts if attempt.task.id == "no JSON" for turn in attempt.turns[:1]]
     assert bad.data["tool_calls"][0]["function"]["arguments"] == '{"path": "a'  # the model's own words
 

@@ -210,8 +210,8 @@ def test_workers_with_another_model_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "message"),
-    [("procesess", "unknown back end 'procesess' \\(local, processes, ray"), ("processes:0", "'0' is no number"),
-     ("processes:", "'' is no number"), ("processes:-1", "no number"), ("local:2", "local takes no number"),
+    [("procesess", "unknown back end 'procesess' \\(local, processes, ray"), ("processes:0", "'0' is not a number"),
+     ("processes:", "'' is not a number"), ("processes:-1", "no number"), ("local:2", "local takes no number"),
      ("", "unknown back end ''"),
      ("processes:99999999999", "no number"), ("processes:²", "no number")],
 )  # fmt: skip

@@ -181,7 +181,7 @@ def test_a_branch_holds_turns_at_replies_that_are_given(tmp_path: Path, tokens: 
         scores = len(run.scores())
         again = branch(9, {0: replies[0], 2: replies[2]})
         assert [turn.node.id for turn in again.turns] == [turn.node.id for turn in held.turns]
-        # everything held comes to the same, and is no sample of the agent
+        # everything held comes to the same, and is not a sample of the agent
         whole = branch(10, dict(enumerate(replies)))
         assert (whole.outcome, whole.reward, len(whole.turns)) == (attempt.outcome, attempt.reward, len(attempt.turns))
         assert len(run.scores()) == scores

@@ -326,7 +326,7 @@ def test_a_gigabyte_of_output(attack: Attack) -> None:
     def flood() -> Outcome:
         return attack("import os\nwhile True: os.write(1, b'line\\n' * 100_000)", limits=replace(SHORT, output_bytes=4 << 20))
 
-    flood()  # what a first one imports, starts and adds to the heap of a busy test process is no part of the measure
+    flood()  # what a first one imports, starts and adds to the heap of a busy test process is not a part of the measure
     with open("/proc/self/statm") as file:
         before = int(file.read().split()[1])
     found = flood()

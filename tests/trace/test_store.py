@@ -248,8 +248,8 @@ def test_folders_that_are_no_run(tmp_path: Path) -> None:
                 Run.open(folder, write=write)
             assert str(folder) in str(caught.value)
 
-    refused(tmp_path, "is no run")
-    refused(tmp_path / "nothing", "is no run")
+    refused(tmp_path, "is not a run")
+    refused(tmp_path / "nothing", "is not a run")
     with Run.create(tmp_path / "good", {}) as run:
         grow(run, 500)
     content = (tmp_path / "good" / "run.sqlite").read_bytes()
@@ -269,7 +269,7 @@ def test_folders_that_are_no_run(tmp_path: Path) -> None:
     with sqlite3.connect(other / "run.sqlite") as connection:
         connection.execute("CREATE TABLE nodes (id)")
     connection.close()
-    refused(other, "is no run of ramify")
+    refused(other, "is not a run of ramify")
     for number in (0, schema.SCHEMA + 1):
         shutil.copytree(tmp_path / "good", tmp_path / f"schema-{number}")
         with sqlite3.connect(tmp_path / f"schema-{number}" / "run.sqlite") as connection:

@@ -92,7 +92,7 @@ def test_a_preference_moves_the_odds_of_its_pair() -> None:
 
 def test_a_rival_outside_the_vocabulary_is_refused() -> None:
     pair = Row(np.array([1, 2], np.int32), np.array([False, True]), {"rival": np.array([0, 17], np.float32)})
-    with pytest.raises(UserError, match="rival 17 is no token; the model knows 0 to 16"):
+    with pytest.raises(UserError, match="rival 17 is not a token; the model knows 0 to 16"):
         with_reference(TinyLM(SHAPE, seed=3), [pair])
 
 

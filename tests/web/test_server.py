@@ -117,7 +117,7 @@ def test_a_bind_beyond_this_machine_is_refused(folder: Path, host: str) -> None:
 
 
 def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path, address: str) -> None:
-    with pytest.raises(UserError, match="is no run"):
+    with pytest.raises(UserError, match="is not a run"):
         open_server(guarded_pages(tmp_path))
     with pytest.raises(UserError, match="port 99999"):
         open_server(guarded_pages(folder), 99999)

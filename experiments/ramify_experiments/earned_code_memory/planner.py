@@ -181,7 +181,7 @@ def arguments_for(schema: Mapping[str, Any], goal: Goal) -> dict[str, Any] | Non
 
 
 def fits(schema: Mapping[str, Any], goal: Goal) -> bool:
-    """Whether a tool's description names the kind of request and every value that is no parameter."""
+    """Whether a tool's description names the kind of request and every value that is not a parameter."""
     function = schema["function"]
     description = function["description"]
     rest = [str(value) for name, value in goal.values.items() if name not in function["parameters"]["properties"]]

@@ -54,7 +54,7 @@ def to_json(value: Any, lean: bool = False) -> Any:
 def _key(name: Any) -> str:
     if isinstance(name, (str, int, float)):  # numbers as JSON's own writer spells them
         return name if isinstance(name, str) else str(name)
-    raise TypeError(f"a {type(name).__name__} is no key of a JSON object")
+    raise TypeError(f"a {type(name).__name__} is not a key of a JSON object")
 
 
 def from_json(of: type[T], data: Any, where: str = "") -> T:

@@ -150,7 +150,7 @@ def read_regular(path: Path, what: str, most: int = SMALL) -> bytes:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {what} {path}: {reason(error)}") from None
     if not stat.S_ISREG(mode):
-        raise UserError(f"cannot read {what} {path}: it is no plain file")
+        raise UserError(f"cannot read {what} {path}: it is not a plain file")
     return read_small(path, what, most)
 
 

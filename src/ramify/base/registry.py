@@ -108,7 +108,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
     component already has the name."""
     kind = known_kind(kind)
     if not isinstance(name, str) or not name or ":" in name or name != name.strip():
-        raise UserError(f"{name!r} is no name for a {kind}: a name is a text without ':' and without spaces around it")
+        raise UserError(f"{name!r} is not a name for a {kind}: a name is a text without ':' and without spaces around it")
     caller = str(sys._getframe(1).f_globals.get("__name__", ""))
 
     def keep(part: T) -> T:

@@ -76,7 +76,7 @@ def check_name(kind: str, name: str) -> None:
     """Raises UserError on a name that a package, a module and a component cannot all have."""
     if not _NAME.fullmatch(name) or len(name) > LONGEST:
         raise UserError(
-            f"'{name}' is no name for a component: at most {LONGEST} lower-case letters and digits, a letter first, words "
+            f"'{name}' is not a name for a component: at most {LONGEST} lower-case letters and digits, a letter first, words "
             "joined by '-'"
         )
     from ramify.cli.main import VERBS

@@ -58,7 +58,7 @@ def copy_of(model: Model, name: str, max_sequences: int = 64) -> LocalModel:
     """A copy of a model object with its own equal weights and an empty cache.
     Raises NeedsError where it is none of this engine's."""
     if not isinstance(model, LocalModel):
-        raise NeedsError(f"'{model.identity.name}' is no LocalModel, the kind of model whose weights can be trained here")
+        raise NeedsError(f"'{model.identity.name}' is not a LocalModel, the kind of model whose weights can be trained here")
     module, template = copy.deepcopy(model.module), model.own_template
     own: dict[str, Any] = {"template": template, "folder": model.folder, "eos": model.eos, "defaults": model.defaults}
     return LocalModel(module, model.tokenizer, name=name, max_sequences=max_sequences, **own)

@@ -38,7 +38,7 @@ def open_pair(
     """
     folder = _folder(policy)
     if reference is None and (folder is None or not is_adapter(folder)):
-        raise UserError(f"'{policy}' is no LoRA adapter, whose base would be the reference: name a reference")
+        raise UserError(f"'{policy}' is not a LoRA adapter, whose base would be the reference: name a reference")
     there = adapter_base(folder) if reference is None and folder is not None else _folder(reference or "")
     sides = [_side(policy, folder, there, together), _side(reference or str(there), there, None, together)]
     if alpha:

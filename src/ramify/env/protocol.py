@@ -265,4 +265,4 @@ def environment_of(given: Environment | Callable[[], Environment | Env], spec: s
 def _check(made: object, wanted: Iterable[str], before: str) -> None:
     lacks = [name for name in wanted if not hasattr(made, name)]
     if lacks:
-        raise UserError(f"{before} {type(made).__name__} is no environment: it has no {', '.join(lacks)}")
+        raise UserError(f"{before} {type(made).__name__} is not an environment: it has no {', '.join(lacks)}")

@@ -215,7 +215,7 @@ class Pair:
         for key in keys:
             if one.get(key) != other.get(key):
                 self._warn(
-                    f"the reference is no ancestor of the policy: '{key}' is {one.get(key)} in {self.policy.name} and "
+                    f"the reference is not an ancestor of the policy: '{key}' is {one.get(key)} in {self.policy.name} and "
                     f"{other.get(key)} in {self.reference.name}"
                 )
                 return

@@ -27,7 +27,7 @@ _LINES = re.compile(rb"\r\n|\n|\r")
 class EventParser:
     """Parses bytes into events. ``done`` once the server sent ``[DONE]``; anything after that is dropped.
 
-    ``lenient``: an event that is no JSON object comes as an empty one, and ``unread`` says why, instead of an error.
+    ``lenient``: an event that is not a JSON object comes as an empty one, and ``unread`` says why, instead of an error.
     """
 
     def __init__(self, host: str, lenient: bool = False) -> None:
@@ -304,7 +304,7 @@ class Heard:
             heard.ended = {k: choice[k] for k in ("finish_reason", "stop_reason") if k in choice}
         delta = choice.get("delta", choice) if "delta" not in choice or choice["delta"] is not None else {}
         if not isinstance(delta, dict):
-            raise ProviderError("shape", f"{self.host} streams a delta that is no object")
+            raise ProviderError("shape", f"{self.host} streams a delta that is not an object")
         text, thought, parts = wire.said(delta, self.host)
         heard.texts.append(text)
         heard.thoughts.append(thought)

@@ -119,7 +119,7 @@ def is_object(text: str) -> bool:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _calls_of(message: Message) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ def choices_of(answer: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
     if not isinstance(choices, list):
         raise ProviderError("shape", f"{host} answers without a list of choices")
     if not all(isinstance(choice, dict) for choice in choices):
-        raise ProviderError("shape", f"{host} answers with a choice that is no object")
+        raise ProviderError("shape", f"{host} answers with a choice that is not an object")
     return choices
 
 
@@ -242,7 +242,7 @@ def said(message: Mapping[str, Any], host: str) -> tuple[str, str, list[Any] | N
     try:
         text, parts = content_of(content, "content")
     except UserError:
-        raise ProviderError("shape", f"{host} answers with content that is no text") from None
+        raise ProviderError("shape", f"{host} answers with content that is not text") from None
     refusal = message.get("refusal")
     return text or (refusal if isinstance(refusal, str) else ""), thought, told if content is not told else parts
 
@@ -452,7 +452,7 @@ def checked_logprobs(values: Any, length: int, host: str) -> np.ndarray:
         count = len(values) if isinstance(values, list) else "no list of"
         raise ProviderError("logprobs", f"{host} gives {count} log-probs for {length} tokens")
     if not all(type(value) in (int, float) for value in values):
-        raise ProviderError("logprobs", f"{host} gives a log-prob that is no number")
+        raise ProviderError("logprobs", f"{host} gives a log-prob that is not a number")
     if not all(math.isfinite(v) if isinstance(v, float) else abs(v) < 1 << 53 for v in values):
         raise ProviderError("logprobs", f"{host} gives a log-prob that is not finite")
     array = np.array(values, np.float64)

@@ -330,7 +330,7 @@ def parse(spec: str) -> tuple[str, int]:
         raise UserError(f"unknown back end '{name}' ({', '.join(known)}; with a number of workers: processes:4)")
     if colon and (name == "local" or not number.isdecimal() or not 1 <= int(number) <= 10_000):
         raise UserError(
-            f"back end '{spec}': {'local takes no number' if name == 'local' else f'{number!r} is no number of workers'}"
+            f"back end '{spec}': {'local takes no number' if name == 'local' else f'{number!r} is not a number of workers'}"
         )
     return name, int(number) if colon else 0
 

@@ -152,7 +152,7 @@ class Episodes:
 
         ``turns`` and ``purpose`` as in :meth:`attempt`. ``held`` are turns, counted from 0 at ``node_id``, at which this reply is
         given instead of sampled, whatever was observed before it; ``index`` applies to the first turn that is sampled. An attempt
-        of held turns alone is stored without a record: it is no sample."""
+        of held turns alone is stored without a record: it is not a sample."""
         back_to = self.load(tree).node(node_id)
         which = _Which(Draw(index, purpose), (back_to, len(back_to)), self.provenance)
 

@@ -99,7 +99,7 @@ def read_anchor(source: Path, truth: str | None = None) -> Anchor:
     if folder is not None:
         items = _attempts(folder, truth)
     elif truth is not None:
-        raise UserError(f"{source} is no run, so no scorer '{truth}' can have labelled it")
+        raise UserError(f"{source} is not a run, so no scorer '{truth}' can have labelled it")
     else:
         items = [_labelled(record, f"{source}:{number}") for number, record in read_lines(source)]
     twice = [name for name, times in Counter(one.item.id for one in items).items() if times > 1]
@@ -109,7 +109,7 @@ def read_anchor(source: Path, truth: str | None = None) -> Anchor:
         )
     if {one.label for one in items} != {True, False}:
         what = f"all {len(items)} items are labelled {items[0].label}" if items else "it holds no item"
-        raise UserError(f"{source} is no anchor: {what}, and both labels are needed")
+        raise UserError(f"{source} is not an anchor: {what}, and both labels are needed")
     return Anchor(tuple(items), str(source))
 
 

@@ -220,7 +220,7 @@ class Pattern(Each):
         try:
             self._found = re.compile(pattern, re.IGNORECASE)
         except re.error as error:
-            raise UserError(f"the pattern {pattern[:60]!r} is no regular expression: {error}") from None
+            raise UserError(f"the pattern {pattern[:60]!r} is not a regular expression: {error}") from None
         self.name, self.identity = f"regex:{pattern}", stable_hash("judge", "regex", VERSION, pattern)
 
     async def one(self, item: Item) -> bool:
@@ -595,7 +595,7 @@ def _members(argument: str) -> list[str]:
     try:
         return list(map(str, json.loads(argument))) if argument.startswith("[") else [one.strip() for one in argument.split(",")]
     except (ValueError, TypeError):
-        raise UserError(f"jury:{argument[:60]} is no JSON list of judges") from None
+        raise UserError(f"jury:{argument[:60]} is not a JSON list of judges") from None
 
 
 def find_judge(

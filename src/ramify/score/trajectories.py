@@ -212,7 +212,7 @@ def _read(record: dict[str, Any], name: str, task: str, where: str, layout: Mess
 
 def _piece(step: Any, spot: str) -> tuple[list[int], bool]:
     if not isinstance(step, dict):
-        raise UserError(f"{spot} is no object")
+        raise UserError(f"{spot} is not an object")
     if "is_action" not in step:
         raise UserError(
             f"{spot} has no 'is_action': without the mask observations would be graded ({nearest('is_action', step)})"
@@ -223,7 +223,7 @@ def _piece(step: Any, spot: str) -> tuple[list[int], bool]:
 def _ids(record: dict[str, Any], name: str, spot: str) -> list[int]:
     ids: list[int] = field(record, name, list, spot)
     if any(type(token) is not int or not 0 <= token < 1 << 31 for token in ids):
-        raise UserError(f"{spot}: '{name}' holds something that is no token id")
+        raise UserError(f"{spot}: '{name}' holds something that is not a token id")
     return ids
 
 
@@ -261,7 +261,7 @@ def _row(record: dict[str, Any], name: str, length: int, where: str) -> list[flo
         raise UserError(f"'{name}' has {plural(len(values), 'entry')} for {plural(length, 'completion token')}")
     for at, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise UserError(f"'{name}'[{at}] is no number")
+            raise UserError(f"'{name}'[{at}] is not a number")
     return values
 
 
@@ -289,7 +289,7 @@ def load_trajectories(
         first = first_record(source)[1]
         if (first is not None and "task_id" in first) or not formats(source):
             if scorer is not None:
-                raise UserError(f"{source} is no run but a file of attempts, so --scorer does not apply")
+                raise UserError(f"{source} is not a run but a file of attempts, so --scorer does not apply")
             skipped: list[str] = []
             return read_trajectories(source, layout, skipped), skipped
     with opened(source, form) as run:
@@ -339,7 +339,7 @@ def path_trajectory(
     nodes: list[str] = []
     actions: list[str] = []
     for reply in replies:
-        if reply.sampled is not None and reply.sampled.any():  # a reply that was given (in a prompt) is no action
+        if reply.sampled is not None and reply.sampled.any():  # a reply that was given (in a prompt) is not an action
             step[reply.start + np.flatnonzero(reply.sampled)] = len(nodes)
             nodes.append(reply.nodes[-1].id)
             actions.append(reply.text)

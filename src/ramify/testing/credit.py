@@ -76,7 +76,7 @@ def _protocol(probe: _Probe) -> Iterator[str]:
         return
     maker = getattr(probe.rule, "maker", None)
     if not isinstance(maker, str) or not maker.strip():
-        yield "'maker' is no name: its credit is stored under it"
+        yield "'maker' is not a name: its credit is stored under it"
     if not isinstance(probe.rule.loss, str) or not probe.rule.loss:
         yield "'loss' is not the name of a registered loss"
     if not all(isinstance(name, str) and isinstance(text, str) and text for name, text in probe.rule.numbers.items()):
@@ -141,7 +141,7 @@ def _explains(probe: _Probe) -> Iterator[str]:
         try:
             json.dumps(dict(explained), allow_nan=False)
         except (TypeError, ValueError) as error:
-            yield f"what it explains is no JSON: {error}"
+            yield f"what it explains is not JSON: {error}"
             return
         for number in explained:
             if number not in probe.rule.numbers:

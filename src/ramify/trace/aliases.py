@@ -216,7 +216,7 @@ def _inside(record: Mapping[str, Any], name: str, what: str, place: str) -> Any:
     value: Any = record
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            known = nearest(part, map(str, value)) if isinstance(value, Mapping) else "it is no object"
+            known = nearest(part, map(str, value)) if isinstance(value, Mapping) else "it is not an object"
             raise UserError(f"{place}: there is no field '{name}', which --{what}-field names ({known})")
         value = value[part]
     return value

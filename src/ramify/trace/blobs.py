@@ -43,7 +43,7 @@ class Blobs:
         path = self._path(name)
         try:
             if path.parent.is_symlink() or not stat.S_ISREG(path.lstat().st_mode):
-                raise UserError(f"{path} is no plain file")
+                raise UserError(f"{path} is not a plain file")
             data = path.read_bytes()
         except (OSError, ValueError) as error:
             raise UserError(f"there is no blob '{name}' under {self.folder}") from error
@@ -62,5 +62,5 @@ class Blobs:
 
     def _path(self, name: str) -> Path:
         if not name or not set(name) <= set("0123456789abcdef"):
-            raise UserError(f"'{name}' is no blob hash")
+            raise UserError(f"'{name}' is not a blob hash")
         return self.folder / name[:2] / name[2:]

@@ -160,7 +160,7 @@ class Calls:
         for at, choice in enumerate(field(response, "choices", list, f"{place}: 'response'", [])):
             spot = f"{place}: choice {at} of the response"
             if not isinstance(choice, dict):
-                raise UserError(f"{spot} is no object")
+                raise UserError(f"{spot} is not an object")
             message = read_message({"role": "assistant", **field(choice, "message", dict, spot)}, spot)
             rest = {k: v for k, v in choice.items() if k != "message" and v is not None}
             unread(rest, ("finish_reason", "logprobs", "index", "stop_reason", "content_filter_results"), "choice")

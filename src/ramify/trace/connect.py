@@ -98,7 +98,7 @@ def remove(file: Path) -> None:
 def check(db: sqlite3.Connection, file: Path) -> None:
     """Raises UserError when an open file is not a run, is cut short, or is of a schema this version does not read."""
     if db.execute("PRAGMA application_id").fetchone()[0] != schema.APPLICATION_ID:
-        raise UserError(f"{file} is no run of ramify" + ("" if file.stat().st_size else ": the file is empty"))
+        raise UserError(f"{file} is not a run of ramify" + ("" if file.stat().st_size else ": the file is empty"))
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version != schema.SCHEMA:
         raise UserError(

@@ -247,7 +247,7 @@ class Run:
         folder = FilePath(path)
         refuse_links(folder)
         if not (folder / FILE).is_file():
-            raise UserError(f"{folder} is no run: it holds no {FILE}")
+            raise UserError(f"{folder} is not a run: it holds no {FILE}")
         if not os.access(folder / FILE, os.R_OK):
             raise UserError(f"cannot open the run {folder}: no permission to read {FILE}")
         try:
@@ -268,7 +268,7 @@ class Run:
                 os.close(lock)
             damage = (RamifyError, sqlite3.Error, UnicodeError)  # SQLite puts damaged text into its messages
             if isinstance(error, damage) and not isinstance(error, UserError):
-                raise refused(f"{folder / FILE} is no run, or it is damaged", error) from error
+                raise refused(f"{folder / FILE} is not a run, or it is damaged", error) from error
             raise
 
     def close(self) -> None:
@@ -374,7 +374,7 @@ class Run:
         """The journal as memo: what it holds as ``key`` of ``kind``, read as ``of``; else what ``make`` returns, which is
         committed whole together with its records and with what ``also`` does, for what no record says (a judge that is replaced).
 
-        Raises as :meth:`add`, and UserError where what is held is no ``of``."""
+        Raises as :meth:`add`, and UserError where what is held is not an ``of``."""
         held = self._held(kind, key, of)
         return self._make(kind, key, *make(), also) if held is None else held[0]
 
@@ -843,7 +843,7 @@ class Run:
 
     def _unreadable(self, error: Exception) -> RamifyError:
         if isinstance(error, UnicodeEncodeError):
-            return UserError(f"a name looked up in {self.folder} is no valid text: {error.reason}")
+            return UserError(f"a name looked up in {self.folder} is not valid text: {error.reason}")
         return RamifyError(f"cannot read {self.folder / FILE}: {' '.join(str(error).split())}")
 
     def _one(self, sql: str, name: str, missing: str) -> tuple[Any, ...]:

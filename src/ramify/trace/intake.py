@@ -174,7 +174,7 @@ def take(
                     f"{folder} exists already, and is a run of `ramify {run.kind}`: only an imported run takes further files"
                 )
     if not old and not paths:
-        raise UserError(f"{folder} is no run, and no file to make one of is given")
+        raise UserError(f"{folder} is not a run, and no file to make one of is given")
     left_out = [outcomes_file] if outcomes_file is not None else []
     files = [(file, path) for path in paths for file in found_in(path, form, left_out)]
     try:

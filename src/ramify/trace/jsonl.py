@@ -186,7 +186,7 @@ def _read_node(run: Run, record: dict[str, Any]) -> None:
         field(record, name, kinds, "node", *([] if name in ("id", "tree", "offset", "role", "text") else [None]))
     for name in ("tokens", "ends", "sampled"):
         if any(type(value) is not int for value in record.get(name) or ()):
-            raise UserError(f"'{name}' holds something that is no integer")
+            raise UserError(f"'{name}' holds something that is not an integer")
     if record.get("logprobs") is not None:
         record["logprobs"] = _unfloats(record["logprobs"])
     record["parent"] = record.get("parent")
@@ -248,7 +248,7 @@ def _floats(values: np.ndarray) -> list[float | str]:
 def _unfloats(values: Any) -> np.ndarray:
     for value in values:
         if type(value) not in (float, int) and not (isinstance(value, str) and value in _SPECIAL):
-            raise UserError(f"{value!r} is no number")
+            raise UserError(f"{value!r} is not a number")
         if isinstance(value, int | float) and abs(value) > _FLOAT32 and value not in (_INF, -_INF):
             raise UserError(f"{value!r} is beyond what is stored for a token")
     return np.array([float(value) for value in values], np.float32)

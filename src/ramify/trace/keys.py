@@ -75,7 +75,7 @@ class StatePattern:
         try:
             self._search = re.compile(expression).search
         except re.error as error:
-            raise UserError(f"--state-pattern {expression!r} is no regular expression: {error}") from None
+            raise UserError(f"--state-pattern {expression!r} is not a regular expression: {error}") from None
         self.expression = expression
         self._texts = self._found = 0
         self._missed = ""
@@ -150,4 +150,4 @@ def _plain(value: Any) -> Any:
         return {"bytes": bytes(value).hex()}
     if isinstance(value, (np.ndarray, np.generic)):
         return _plain(value.tolist())
-    raise TypeError("it is no JSON value, array, set or bytes")
+    raise TypeError("it is not a JSON value, array, set or bytes")

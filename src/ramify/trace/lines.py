@@ -108,7 +108,7 @@ def _listed(path: Path) -> Iterator[dict[str, Any]]:
                             raise UserError(f"{path}: text follows the list")
                         return
                     if bool(between[1]) != (number > 1) or text[start] != "{":
-                        raise UserError(f"{spot} is no object")
+                        raise UserError(f"{spot} is not an object")
                     if len(text) - start > MAX_BRACKETS and text.count("[", start) + text.count("{", start) > MAX_BRACKETS:
                         raise UserError(f"{spot}: more than {MAX_BRACKETS:,} lists and objects in one line or document")
                     try:

@@ -154,7 +154,7 @@ def read_message(value: Any, spot: str) -> Message:
     among messages as an item without a role is the only part of a user's message.
     """
     if not isinstance(value, Mapping):
-        raise UserError(f"{spot} is no object")
+        raise UserError(f"{spot} is not an object")
     if "role" not in value and compacted(value) is not None:
         value = {"role": "user", "content": [dict(value)]}
     role = value.get("role")
@@ -329,7 +329,7 @@ def _listed(calls: Any, spot: str) -> list[Any]:
         try:
             calls = json.loads(calls)
         except (ValueError, RecursionError):
-            raise UserError(f"{spot}: 'tool_calls' is text that is no JSON") from None
+            raise UserError(f"{spot}: 'tool_calls' is text that is not JSON") from None
     if isinstance(calls, Mapping):
         calls = [calls]
     if not isinstance(calls, list):
@@ -342,9 +342,9 @@ def _call(call: Any, spot: str) -> dict[str, Any]:
         try:
             call = json.loads(call)
         except (ValueError, RecursionError):
-            raise UserError(f"{spot} is text that is no JSON") from None
+            raise UserError(f"{spot} is text that is not JSON") from None
     if not isinstance(call, Mapping):
-        raise UserError(f"{spot} is no object")
+        raise UserError(f"{spot} is not an object")
     function = call.get("function")
     if isinstance(function, str):  # its name, or all of it as JSON text
         with suppress(ValueError, RecursionError):
@@ -427,7 +427,7 @@ def parse_tool_calls(text: str, ends: np.ndarray | Sequence[int] | None = None) 
 
 def _no_object(name: str, arguments: Any) -> str:
     """What is wrong with arguments that are not an object."""
-    what = "text that is no JSON, not an object" if isinstance(arguments, str) else "not an object"
+    what = "text that is not JSON, not an object" if isinstance(arguments, str) else "not an object"
     return f"the arguments of '{name}' are {what}"
 
 

@@ -89,7 +89,7 @@ def outcome_of(value: Any, place: str) -> Judged:
         if found.scores or found.failure is not None:
             return found
     raise UserError(
-        f"{place}: {str(value)[:60]!r} is no outcome: it is a number, true or false, or an object with one under 'reward'"
+        f"{place}: {str(value)[:60]!r} is not an outcome: it is a number, true or false, or an object with one under 'reward'"
     )
 
 

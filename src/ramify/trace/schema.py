@@ -173,7 +173,7 @@ def from_text(value: str | bytes) -> str:
 def name(value: Any) -> str:
     """A name as stored. Raises RamifyError where it is none."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no name")
+        raise TypeError(f"{value!r:.40} is not a name")
     return value
 
 
@@ -203,7 +203,7 @@ def from_object(value: str | bytes) -> dict[str, Any]:
     """Like :func:`from_json`, of a column that holds objects only."""
     found = from_json(value)
     if not isinstance(found, dict):
-        raise RamifyError(f"a stored record is damaged: {str(found)[:40]!r} is no object")
+        raise RamifyError(f"a stored record is damaged: {str(found)[:40]!r} is not an object")
     return found
 
 
@@ -281,7 +281,7 @@ def row_node(row: tuple[Any, ...]) -> Node:
 def attempt_row(
     attempt: AttemptRecord, tree: int, leaf: int, start: int | None, length: int, provenance: int | None
 ) -> tuple[Any, ...]:
-    """The row of an attempt. Raises UserError where its offset is outside a start of ``length``, or its reward is no number."""
+    """The row of an attempt. Raises UserError where its offset is outside a start of ``length``, or its reward no number."""
     if not 0 <= attempt.offset <= length:
         raise UserError(f"the attempt that ends at {attempt.leaf} starts at offset {attempt.offset} of a node of length {length}")
     return (

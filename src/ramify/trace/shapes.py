@@ -38,7 +38,7 @@ _JSON = (
 )
 """Fields that are never text: where they are, it is JSON."""
 _STRICT = ("messages", "conversations", "items", "request", "response", "tools")
-"""Of these, text that is no JSON is refused; of the others it stays what it is."""
+"""Of these, text that is not JSON is refused; of the others it stays what it is."""
 _EITHER = ("prompt", "completion", "chosen", "rejected", "input", "output")
 """Fields that are text or messages."""
 _MARKS = ("role", "from", "type")
@@ -47,7 +47,7 @@ _MARKS = ("role", "from", "type")
 def normal(record: dict[str, Any], place: str = "") -> dict[str, Any]:
     """The record with its JSON text read, and its conversation under ``messages``.
 
-    Raises UserError naming ``place`` and field where text that stands for a list is no JSON; without a ``place`` it stays."""
+    Raises UserError naming ``place`` and field where text that stands for a list is not JSON; without a ``place`` it stays."""
     found = record
     for name in (*_JSON, *_EITHER):
         value = record.get(name)

@@ -54,7 +54,7 @@ def row_from_path(path: Path, token_values: Mapping[str, Mapping[str, np.ndarray
     for node, _ in path.segments:
         if node.context is not None:
             raise NeedsError(
-                f"node {node.id} was sampled from an explicit context, so its path is no training row: use rows_from_path"
+                f"node {node.id} was sampled from an explicit context, so its path is not a training row: use rows_from_path"
             )
     along = {name: path.along(by_node) for name, by_node in (token_values or {}).items()}
     return Row(path.tokens, path.sampled, {"logprobs": path.logprobs, **along})

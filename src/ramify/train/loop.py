@@ -57,7 +57,7 @@ def score_batch(module: nn.Module, batch: Batch) -> Scores:
     outside = rival[:, 1:][where]
     outside = outside[(outside < 0) | (outside >= logits.shape[1])]
     if len(outside):
-        raise UserError(f"training row: rival {int(outside[0])} is no token; the model knows 0 to {logits.shape[1] - 1}")
+        raise UserError(f"training row: rival {int(outside[0])} is not a token; the model knows 0 to {logits.shape[1] - 1}")
     return Scores(of(batch.tokens), of(rival.long()))
 
 

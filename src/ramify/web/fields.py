@@ -99,7 +99,7 @@ def _choice(value: Any) -> Any:
 def _biased(bias: dict[str, float]) -> dict[str, float]:
     for token, value in bias.items():
         if not token.isdecimal() or len(token) > 10:
-            raise ValueError(f"'{token[:20]}' is no token id")
+            raise ValueError(f"'{token[:20]}' is not a token id")
         if not -100 <= value <= 100:
             raise ValueError(f"a bias lies between -100 and 100; token {token} has {value:g}")
     return bias

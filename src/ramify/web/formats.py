@@ -105,7 +105,7 @@ def _parsed(value: Any, spot: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        raise UserError(f"{spot} is a text that is no JSON") from None
+        raise UserError(f"{spot} is a text that is not JSON") from None
 
 
 def _text(value: Any, spot: str) -> str:

@@ -107,7 +107,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     try:
         value = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
-        raise RefusedRequestError(400, f"The body is no JSON: {error}.") from error
+        raise RefusedRequestError(400, f"The body is not JSON: {error}.") from error
     if not isinstance(value, dict):
         raise RefusedRequestError(400, 'The body must be a JSON object, as in {"model": ...}.')
     return value

@@ -266,7 +266,7 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
         ),
         (["scan", *model, *completion, "--out", torn], 2, "cannot make a run in"),
         (["scan", *model, *completion, "--out", alien], 2, "alien was not made by `ramify cliffs scan`: choose another folder"),
-        (["show", torn], 2, "torn.jsonl is no run"),
+        (["show", torn], 2, "torn.jsonl is not a run"),
         (["show", alien], 2, "alien was not made by `ramify cliffs scan`"),
         (["scan", *model, "--problems", bad, "--out", other], 2, "bad.jsonl:1: unknown field 'promt' (did you mean 'prompt'?)"),
         (["scan", *model, "--problems", torn, "--out", other], 2, "torn.jsonl:1: 'prompt' must be text, and it is missing"),
@@ -275,7 +275,7 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
         (["scan", "--model", "hf:nowhere", *model[2:], "--traces", bad, "--out", other], 2, "bad.jsonl:1: unknown field 'promt'"),
         (["ablate", scan, *model, "--k", "1,100"], 2, "--k takes numbers from 1 to --n (64)"),
         (["ablate", scan, *model, "--controls", "randm"], 2, "controls"),
-        (["ablate", tmp_path / "none", *model], 2, "none is no run"),
+        (["ablate", tmp_path / "none", *model], 2, "none is not a run"),
         (["pairs", scan, *model, "--out", other, "--classes", "vague"], 2, "classes"),
         (["show", scan, "p"], 2, "has no trace 'p'"),
     ]

@@ -216,8 +216,8 @@ def test_sets_of_features() -> None:
     assert grid([(4, 2)], gains=(0,), clamps=(5,)) == [Steering((4, 2), "scale", 0), Steering((4, 2), "clamp", 5)]
     for sizes, sets, sentence in (
         ((4,), (), "no set of 4 features: 3 are tried"),
-        ((), ("3-4",), "'3-4' is no set"),
-        ((), ("3+3",), "'3.3' is no set"),
+        ((), ("3-4",), "'3-4' is not a set"),
+        ((), ("3+3",), "'3.3' is not a set"),
     ):
         with pytest.raises(UserError, match=sentence):
             feature_sets([4, 2, 7], sizes, sets)

@@ -30,7 +30,7 @@ def make_verifier() -> Any:
 
 
 def make_other() -> Any:
-    """Right where the reply is empty: what ended it is no part of it."""
+    """Right where the reply is empty: what ended it is not a part of it."""
     return lambda text, trace: not text
 
 

@@ -98,7 +98,7 @@ def test_names_and_fields_are_deepspecs(tmp_path: Path) -> None:
         ("block_size", "missing", "field 'block_size' is missing"),
         ("vocab_size", 41, "for a target with vocab 41; this target has 40"),
         ("num_target_layers", 9, "for a target with target_depth 9"),
-        ("architectures", ["LlamaForCausalLM"], "is no drafter known here"),
+        ("architectures", ["LlamaForCausalLM"], "is not a drafter known here"),
         ("confidence_temperatures", [1.0, 0.0, 1.0], "3 positive numbers"),
         ("markov_rank", 5, "expected"),
         ("num_hidden_layers", 3, "tensor 'layers.2.input_layernorm.weight' is missing"),

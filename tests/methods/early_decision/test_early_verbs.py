@@ -552,7 +552,7 @@ def test_traces_sampled_elsewhere(checkpoint: Path, prompts: Path, tmp_path: Pat
     file, out = tmp_path / "traces.jsonl", tmp_path / "x"
     rows = [
         {"prompt_id": "p0", "thinking": "gladly so. sorry then. well", "response": "sure"},
-        {"prompt_id": "p1", "thinking": "sorry never never"},  # cut off before the close: the scratchpad is no answer
+        {"prompt_id": "p1", "thinking": "sorry never never"},  # cut off before the close: the scratchpad is not an answer
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(arguments(checkpoint, prompts, out, "--traces", str(file), "--json")) == 0

@@ -302,7 +302,7 @@ def test_a_kept_reply_is_taken_apart_at_its_marks() -> None:
     head = "<|channel|>analysis<|message|>"
     assert split_text(f"{head}hm{FINAL_HEAD}No.<|return|>") == ("hm", "No.")
     assert split_text(f"{head}a<|end|><|start|>assistant{head}b{FINAL_HEAD}No.") == ("a\nb", "No.")
-    assert split_text(f"{head}hm, so I ref") == ("hm, so I ref", "")  # cut off: the scratchpad is no answer
+    assert split_text(f"{head}hm, so I ref") == ("hm, so I ref", "")  # cut off: the scratchpad is not an answer
     constrained = "<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>{}<|return|>"
     assert split_text(f"{head}a{constrained}") == ("a", "{}")
     assert split_text("<think>\nhm</think>No.") == ("\nhm", "No.")

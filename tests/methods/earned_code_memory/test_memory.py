@@ -151,7 +151,7 @@ def test_failing_tests_a_missing_check_and_a_secret_keep_a_tool_out(memory: Memo
         (candidate(tests="assert NAME(None, n=1) == 3"), "tests fail"),
         (candidate(source=unchecked), "has no check"),
         (candidate(source=SOURCE.replace("Delete the", f"Delete {KEY} the")), "secret"),
-        (candidate("notes.list"), "is no name"),
+        (candidate("notes.list"), "is not a name"),
     ):
         why_not = str(went(memory.codify(Codifier(tool))).gave_up)
         assert reason in why_not, why_not

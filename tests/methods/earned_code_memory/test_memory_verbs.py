@@ -98,7 +98,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, run: Any) -> None:
     (tmp_path / "text").write_text("hello")
     assert "damaged" in run("show", "text", "--view", "report", code=2)
     run("learn", "m.sqlite")
-    assert "is no entry and no tool" in run("show", "m.sqlite", "zz", code=2)
+    assert "is not an entry and no tool" in run("show", "m.sqlite", "zz", code=2)
     assert "a plan, a fact or a pitfall" in run("review", "m.sqlite", "add", "plam", "t", "b", code=2)
     assert "a secret" in run("review", "m.sqlite", "add", "fact", "t", "sk-" + "a1B2" * 8, code=2)
     assert "has events 1 to 1" in run("show", "m.sqlite", "--view", "diff", "--since", 99, code=2)
@@ -163,7 +163,7 @@ def test_a_client_gets_a_memory(tmp_path: Path) -> None:
         (task,) = memory.state.tasks.values()
         assert (task.id, task.query, task.recorded > 0) == (told["task"], "delete my 3 oldest notes", True)
         kept = memory.store.messages(task.recorded)
-        assert not any(one.text.startswith(HEAD) for one in kept), "what the memory said is no experience"
+        assert not any(one.text.startswith(HEAD) for one in kept), "what the memory said is not an experience"
 
 
 def test_a_chat_without_a_near_entry_goes_through_as_it_is(tmp_path: Path) -> None:

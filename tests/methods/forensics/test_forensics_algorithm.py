@@ -200,7 +200,7 @@ def test_a_control_that_does_not_fire_has_no_power() -> None:
     fires = stacked("both", Counts(2, 60), Counts(30, 60), Counts(30, 60), Counts(30, 60))
     (both,) = corrected([fires])
     assert both.fired
-    assert 0.5 < Control.of(both, "x").power < 0.95, "an interaction has rates too: one that fired once is no power of 1"
+    assert 0.5 < Control.of(both, "x").power < 0.95, "an interaction has rates too: one that fired once is not a power of 1"
     assert Control.of(both, "x").at(large).power == 0.0, "a test of another kind"
 
 

@@ -240,7 +240,7 @@ def test_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         (("bench", "--out", "x.jsonl", "--wrods", "5"), "--words"),
         (("bench", "--out", "x.jsonl", "--conditions", "contrl"), "did you mean 'control'"),
         (("bench", "--out", "x.jsonl", "--agent", "chat:nothing"), "ramify: "),
-        (("report", "none"), "none is no run"),
+        (("report", "none"), "none is not a run"),
         (("audit", "none.jsonl", "--rules", "none.txt"), "cannot read the rules none.txt"),
     ],
 )

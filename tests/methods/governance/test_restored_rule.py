@@ -117,7 +117,7 @@ def test_where_nothing_was_broken_or_nobody_can_play_on_a_sentence_says_so(
     log = logged(session(), tmp_path / "log.jsonl")
     found = told(log, capsys)
     assert (found["rules"][0]["forbidden"], found["forks"]["forks"]) == (1, [])
-    assert "is no run" in found["verdict"]
+    assert "is not a run" in found["verdict"]
     imported = tmp_path / "imported"
     assert main(["import", str(log), "--run", str(imported)]) == 0
     found = told(imported, capsys)

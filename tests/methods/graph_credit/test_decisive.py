@@ -153,7 +153,7 @@ def test_correction_counts_a_test_by_what_it_can_give():
 
 @pytest.mark.slow
 def test_a_house_of_coins_is_called_decisive_at_the_level_promised():
-    """The share of false findings over many random logs lies at .05 or below, and is no artefact of testing nothing."""
+    """The share of false findings over many random logs lies at .05 or below, and is not an artefact of testing nothing."""
     rng, false = np.random.default_rng(0), 0
     for _ in range(400):
         rows = [

@@ -125,7 +125,7 @@ def test_what_cannot_be_played_is_said_in_one_sentence(played: Path, tmp_path: P
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     rows, made = str(tmp_path / "rows.jsonl"), str(tmp_path / "made")
     assert main(["implicit-advantage", "score", "--trajectories", rows, "--out", made]) == 0
-    assert "rows.jsonl is no run" in refused("--scores", rows, "--fork", 4)
+    assert "rows.jsonl is not a run" in refused("--scores", rows, "--fork", 4)
     assert "there is nothing to continue with" in refused("--scores", tmp_path / "made", "--fork", 4)
     assert "what the agent was shown before" in refused(
         "--scores", tmp_path / "made", "--level", 1, "--fork", 4, *PARTS, "--trust"

@@ -152,7 +152,7 @@ def test_an_editor_in_the_sandbox_that_writes_an_anchor_item_ends_it_and_nonsens
         ("budget = 24", "bugdet = 24", "did you mean 'budget'"),
         ('command = ["python", "writer.py"]', 'command = ["python", "nobody.py"]', "the seed workspace"),
         ('tasks = "tasks.jsonl"', 'tasks = "anchor.jsonl"', "'input' is missing"),
-        ("numbers:0.5", "numbers:much", "is no scale"),
+        ("numbers:0.5", "numbers:much", "is not a scale"),
     ],
 )  # fmt: skip
 def test_a_wrong_case_is_one_sentence(old: str, new: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,7 @@ def test_stored_scores_of_any_verb_are_checked_in_their_run(scored: Path, capsys
         (("check", "{anchor}", "--judge", "stored:x"), "stored:x names scores of a run"),
         (("check", "{scored}", "--judge", "stored:reviwer"), "did you mean 'reviewer'"),
         (("check", "{anchor}", "--judge", "regex:new", "--delta", "2"), "delta"),
-        (("check", "{anchor}", "--judge", "regex:new", "--truth", "env"), "is no run"),
+        (("check", "{anchor}", "--judge", "regex:new", "--truth", "env"), "is not a run"),
         (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:new"), "has a judge: name it with "
                                                                                               "--against"),
         (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:new", "--against", "regex:older"),

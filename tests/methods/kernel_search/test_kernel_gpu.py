@@ -306,7 +306,7 @@ def test_configurations_worth_timing_are_written_for_autotune(
     assert [one["why"] for one in json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]] == [""]
     for choices, part in (
         ("BLOCKS = 64", "did you mean 'BLOCK'"),
-        ("n = 64", "'n' is no constant of add"),
+        ("n = 64", "'n' is not a constant of add"),
         ("BLOCK = x", "'BLOCK = x' is no choice"),
         ("warps = 64", "warps are from 1 to 32"),
         (";", "CHOICES names no choice"),

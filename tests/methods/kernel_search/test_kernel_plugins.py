@@ -140,9 +140,9 @@ def test_a_kept_kernel_is_found_for_a_like_task_only(tmp_path: Path) -> None:
     )
     assert library.like(from_c(long)) == []  # the same signature, another operation
     path.write_text('// ramify kernel: {"symbol": 1}\n' + SIMD, encoding="utf-8")
-    with pytest.raises(UserError, match=r"sum-\w+\.c:1 is no line of a kept kernel"):
+    with pytest.raises(UserError, match=r"sum-\w+\.c:1 is not a line of a kept kernel"):
         library.like(from_c(OTHER))
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         CodeLibrary(path)
 
 

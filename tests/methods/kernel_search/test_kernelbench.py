@@ -84,10 +84,10 @@ def test_a_problem_is_known_by_its_definitions_and_its_constants_are_replaced(pr
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("diagnose", "{problem}", "--size", "batch_size"), "--size batch_size is no size"),
+        (("diagnose", "{problem}", "--size", "batch_size"), "--size batch_size is not a size"),
         (("diagnose", "{problem}", "--size", "rows=2"), "sets no number 'rows'"),
         (("diagnose", "{problem}", "--ref", "os:getcwd"), "its own reference"),
-        (("diagnose", "sum.c", "--size", "n=2"), "--size: sum.c is no KernelBench problem"),
+        (("diagnose", "sum.c", "--size", "n=2"), "--size: sum.c is not a KernelBench problem"),
         (("diagnose", "level1/8"), "there is no kernel level1/8"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_mistake_is_one_sentence(words: tuple[str, ...], part: str, problem: P
 
 def test_what_is_no_problem_is_said(problem: Path) -> None:
     problem.write_text("x = 1\n", encoding="utf-8")
-    with pytest.raises(UserError, match="is no KernelBench problem"):
+    with pytest.raises(UserError, match="is not a KernelBench problem"):
         from_kernelbench(problem)
     problem.write_text(PROBLEM + "# ramify: hurry\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"7_Masked.py:30: the clause 'hurry'"):

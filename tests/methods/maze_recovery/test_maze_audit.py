@@ -75,7 +75,7 @@ def test_what_could_have_been_done_at_a_dead_end():
     assert found.recovery_coverage == 0
     assert found.families == 2 * K
     cut = audit_traces([stuck | {"truncated": True}, trace(way(0), "b0 leaf")])
-    assert cut.dead_ends == 0  # a limit is no dead end
+    assert cut.dead_ends == 0  # a limit is not a dead end
 
 
 def test_failures_alone_and_unknown_success():
@@ -121,7 +121,7 @@ for _ in range(5000):
 BAD = [
     ({"steps": [{"state": 1, "action": "a"}]}, r"trace 1: a trace has no field 'task_id' \(known: steps\)"),
     ({"task_id": 1, "steps": []}, "trace 1: 'steps' must be a list with at least one step"),
-    ({"task_id": 1, "steps": [3]}, "trace 1: step 0 is no object"),
+    ({"task_id": 1, "steps": [3]}, "trace 1: step 0 is not an object"),
     ({"task_id": 1, "steps": [{"state": 1}]}, "trace 1: step 0 has no field 'action'"),
     ({"task_id": 1, "steps": [{"sate": 1, "action": "a"}]}, r"step 0 has no field 'state or obs' \(did you mean 'sate'\?\)"),
     ({"task_id": 1, "steps": [{"state": 1, "action": "a"}], "success": 1}, "'success' must be true or false, not '1'"),

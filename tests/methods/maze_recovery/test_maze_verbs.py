@@ -290,7 +290,7 @@ def test_logs_of_other_tools_in_one_command(tmp_path: Path, capsys: pytest.Captu
     out = tmp_path / "set.jsonl"
     made = verb(capsys, "build", chats, "--from", "chats", "--out", out, "--mode", "success_raw", "--mask-mistakes")
     assert (made["rows"], made["with_recovery"]) == (2, 1)
-    assert verb(capsys, "audit", chats) == found  # what has messages is no list of steps, whatever else it has
+    assert verb(capsys, "audit", chats) == found  # what has messages is not a list of steps, whatever else it has
     log = Path(__file__).parents[2] / "fixtures" / "verifiers-traces.jsonl"
     named = verb(capsys, "audit", log, "--from", "verifiers", "--scorer", "correct")
     assert named == verb(capsys, "audit", log, "--scorer", "correct")

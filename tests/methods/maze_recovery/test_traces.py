@@ -156,7 +156,7 @@ def test_a_judge_that_takes_tokens_and_one_that_fails():
     bad = Asked(ScriptedModel(["nonsense"], tokens=False), None, STEPS)
     silent, why = asyncio.run(marks(bad, ["x"]))
     assert silent is None
-    assert why == "the reply is no JSON array"
+    assert why == "the reply is not a JSON array"
     found, faults = asyncio.run(detect([["One. Two.", ""], ["Three."]], bad))
     assert len(faults) == 2  # data, not a crash; an empty reply is not asked about
     assert [[reply.steps for reply in own] for own in found] == [[[], []], [[]]]

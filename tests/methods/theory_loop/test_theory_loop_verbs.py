@@ -81,7 +81,7 @@ def test_a_run_read_every_way(done: Path, capsys: pytest.CaptureFixture[str], tm
     page = (tmp_path / "page.html").read_text()
     assert "program of pi_1" in page
     assert "def take_the_best" in page
-    assert "100.0 %" not in page  # a theory's score is no success of an agent
+    assert "100.0 %" not in page  # a theory's score is not a success of an agent
 
 
 def test_a_run_that_has_only_begun_and_one_of_no_method_show_what_they_have(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_equal_arms_differ_in_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_a_better_arm_is_found_and_unequal_cost_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Twice the budget on the same tasks, so the difference is no merit of the arm: both are said."""
+    """Twice the budget on the same tasks, so the difference is not a merit of the arm: both are said."""
     rich = written(tmp_path / "rich", grow(PROMPTS, "uucb + allocator", 0, budget=64))
     poor = written(tmp_path / "poor", grow(PROMPTS, "flat", 0, budget=16))
     found, text = against(capsys, rich, "--against", poor)

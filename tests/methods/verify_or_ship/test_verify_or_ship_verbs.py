@@ -285,7 +285,7 @@ def test_bad_records_are_one_sentence(
         (("calibrate", "records.jsonl", "--gate", "lint"), "the gate 'lint' is none of the critics"),
         (("calibrate", "records.jsonl", "--verifier", "oracle"), "no score of 'oracle'"),
         (("calibrate", "records.jsonl", "--judge", "regex:x"), "--judge takes NAME=JUDGE"),
-        (("calibrate", "records.jsonl", "--judge", "a=regex:x"), "is no run to keep judgements in"),
+        (("calibrate", "records.jsonl", "--judge", "a=regex:x"), "is not a run to keep judgements in"),
         (("plan", "empty.jsonl"), "is not JSON"),
         (("plan", "list.json"), "a JSON object is needed"),
         (("plan", "nan.json"), "nan.json"),

@@ -37,7 +37,7 @@ class MazeEpisode:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start ``task``; the environment is deterministic, so ``seed`` changes nothing.
-        Raises UserError where the data is no maze."""
+        Raises UserError where the data is not a maze."""
         _validate(task)
         self._task, self._place = task, task.data["start"]
         return Observation(f"Goal: find the exit. {self._look(task)}")

@@ -205,7 +205,7 @@ def _sound_tool(tool: Any) -> dict[str, Any]:
         raise ValueError("it has no name")
     schema = tool.get("inputSchema")
     if not isinstance(schema, dict):
-        raise ValueError("it has no inputSchema" if schema is None else "its inputSchema is no object")
+        raise ValueError("it has no inputSchema" if schema is None else "its inputSchema is not an object")
     schema = {"type": "object", **schema}
     if schema["type"] != "object":
         raise ValueError(f'its inputSchema has the type {json.dumps(schema["type"])[:60]} where the protocol wants "object"')
@@ -213,8 +213,8 @@ def _sound_tool(tool: Any) -> dict[str, Any]:
         schemas.validators.validator_for(schema, schemas.Draft202012Validator).check_schema(schema)
     except schemas.SchemaError as error:
         where = ".".join(map(str, error.path))
-        raise ValueError(f"its inputSchema is no JSON schema: {where + ': ' if where else ''}{error.message[:120]}") from None
-    except Exception as error:  # a schema that leads the checker itself astray, such as a $schema that is no text
+        raise ValueError(f"its inputSchema is not a JSON schema: {where + ': ' if where else ''}{error.message[:120]}") from None
+    except Exception as error:  # a schema that leads the checker itself astray, such as a $schema that is not text
         raise ValueError(f"its inputSchema cannot be checked: {type(error).__name__}") from None
     words = tool.get("description")
     needed = {"name": tool["name"], "description": words if isinstance(words, str) else "", "inputSchema": schema}

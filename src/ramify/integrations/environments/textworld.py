@@ -247,7 +247,7 @@ def _check_story(path: Path) -> None:
     length = int.from_bytes(story[26:28], "big") * (factor or 0)
     whole = factor is not None and 64 < length <= len(story)
     if not whole or sum(story[64:length]) % 2**16 != int.from_bytes(story[28:30], "big"):
-        raise UserError(f"{path} is not a game that TextWorld can play: it is no whole Z-machine story file")
+        raise UserError(f"{path} is not a game that TextWorld can play: it is not a whole Z-machine story file")
 
 
 def _is_meta(command: str) -> bool:

@@ -57,7 +57,7 @@ def text_of(value: Mapping[str, Any], name: str, spot: str, default: str | None 
 def object_of(value: Any, spot: str) -> Mapping[str, Any]:
     """``value``, which must be an object. Raises UserError naming ``spot``."""
     if not isinstance(value, Mapping):
-        raise UserError(f"{spot} is no object")
+        raise UserError(f"{spot} is not an object")
     return value
 
 
@@ -96,7 +96,7 @@ class Media:
         try:
             raw = base64.b64decode(data, validate=True)
         except (binascii.Error, ValueError):
-            raise UserError(f"{spot}: the data of the {kind} is no base64") from None
+            raise UserError(f"{spot}: the data of the {kind} is not a base64") from None
         blob = self.keep(raw)
         return self._put(f"[{kind}: {media_type}, {blob[:12]}]", {"type": kind, "media_type": media_type, "blob": blob})
 

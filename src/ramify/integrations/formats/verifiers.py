@@ -85,7 +85,7 @@ class _Traces:
         about = {k: v for k, v in record.items() if k not in ("traces", "task")}
         for at, trace in enumerate(traces):
             if not isinstance(trace, dict):
-                raise UserError(f"{where}: trace {at} is no object")
+                raise UserError(f"{where}: trace {at} is not an object")
             self._add_trace(run, tree, trace, about, f"{where}: trace {at}")
         if not traces:  # it failed before an agent began
             stop = "" if record.get("ok") else "failed"
@@ -211,7 +211,7 @@ def _messages(record: dict[str, Any], name: str, role: str, where: str) -> list[
 
 def _parent(raw: Any, at: int, spot: str) -> int | None:
     if not isinstance(raw, dict):
-        raise UserError(f"{spot} is no object")
+        raise UserError(f"{spot} is not an object")
     parent: int | None = field(raw, "parent", int, spot, None)
     if parent is not None and not 0 <= parent < at:
         raise UserError(f"{spot}: 'parent' is {parent}, which is no node before it")
@@ -223,7 +223,7 @@ def _calls(trace: dict[str, Any], nodes: int, where: str) -> dict[int, dict[str,
     found = {}
     for at, call in enumerate(field(trace, "calls", list, where, [])):
         if not isinstance(call, dict):
-            raise UserError(f"{where}: call {at} is no object")
+            raise UserError(f"{where}: call {at} is not an object")
         node = field(call, "node", int, f"{where}: call {at}", None)
         if node is not None and not 0 <= node < nodes:
             raise UserError(f"{where}: call {at}: 'node' is {node}, and there are {nodes} nodes")
@@ -236,7 +236,7 @@ def _arrays(raw: dict[str, Any], spot: str) -> dict[str, Any]:
     """Tokens, mask and log-probs of a node, shape (T,). Raises UserError where they do not fit each other."""
     tokens = field(raw, "token_ids", list, spot, [])
     if any(type(token) is not int or not 0 <= token < 1 << 31 for token in tokens):
-        raise UserError(f"{spot}: 'token_ids' holds something that is no token id")
+        raise UserError(f"{spot}: 'token_ids' holds something that is not a token id")
     mask = field(raw, "mask", list, spot, [])
     if mask and (len(mask) != len(tokens) or any(type(sampled) is not bool for sampled in mask)):
         raise UserError(f"{spot}: 'mask' must be true or false for each of {len(tokens)} tokens")
@@ -289,7 +289,7 @@ def _judged(trace: dict[str, Any], node: Node, where: str) -> Iterator[Score]:
             yield Score(node.id, name, None)
             continue
         if not isinstance(reward, dict):
-            raise UserError(f"{spot} is no object with 'score' and 'weight'")
+            raise UserError(f"{spot} is not an object with 'score' and 'weight'")
         score = number(field(reward, "score", (float, int), spot))
         weight = number(field(reward, "weight", (float, int), spot, 1.0))
         yield Score(node.id, name, score, evidence={"weight": weight})

@@ -626,7 +626,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             fields = json.loads(body)
             if not isinstance(fields, dict):
-                raise UserError("the body is no object")
+                raise UserError("the body is not an object")
             message, stop = episode.asks(fields)
         except (UserError, ValueError, RecursionError) as error:
             self._refuse(400, str(error))

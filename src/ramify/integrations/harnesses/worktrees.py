@@ -47,7 +47,7 @@ def base_commit(repo: Path | str, base: str) -> str:
     try:
         return git(Path(repo), "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}")
     except (InfrastructureError, OSError):
-        raise UserError(f"{repo} is no git repository with a commit '{base}'") from None
+        raise UserError(f"{repo} is not a git repository with a commit '{base}'") from None
 
 
 class Worktree:

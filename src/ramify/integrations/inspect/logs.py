@@ -199,7 +199,7 @@ def _zipped(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
         names = archive.NameToInfo
         header = next((name for name in ("header.json", "_journal/start.json") if name in names), None)
         if header is None:
-            raise UserError(f"{path} is no inspect log: it holds neither header.json nor _journal/start.json")
+            raise UserError(f"{path} is not an inspect log: it holds neither header.json nor _journal/start.json")
         head = _member(archive, header, path)
     return head, _members(path)
 
@@ -217,7 +217,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
     except (ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise UserError(f"{path} is no readable zip: {error}") from error
+        raise UserError(f"{path} is not a readable zip: {error}") from error
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _document(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
             head.event(event, value)
     found = getattr(head, "value", None)
     if not isinstance(found, dict):
-        raise UserError(f"{path} is no inspect log: it holds no JSON object")
+        raise UserError(f"{path} is not an inspect log: it holds no JSON object")
     return found, _streamed(path)
 
 
@@ -267,7 +267,7 @@ def _streamed(path: Path) -> Iterator[dict[str, Any]]:
     with _parsing(path) as file:
         for number, sample in enumerate(ijson.items(file, "samples.item", use_float=True), 1):
             if not isinstance(sample, dict):
-                raise UserError(f"{path}: item {number} of 'samples' is no object")
+                raise UserError(f"{path}: item {number} of 'samples' is not an object")
             for score in sample["scores"].values() if isinstance(sample.get("scores"), dict) else ():
                 if isinstance(score, dict):
                     score["value"] = _numbers(score.get("value"))

@@ -136,7 +136,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 for record in batch.to_pylist():
                     number += 1
                     yield f"{path}: row {number}", record
-    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:  # the last: a column's name or a text is no UTF-8
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:  # the last: a column's name or a text is not UTF-8
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
 
 

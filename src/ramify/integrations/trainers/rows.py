@@ -238,7 +238,7 @@ def _credit(run: Run, selection: StepSelection) -> Callable[[Tree], dict[str, np
         for node, values in found.items():
             if not np.isfinite(values).all():
                 raise UserError(
-                    f"per-token values '{selection.token_values}' of node {node} holds a value that is no finite number"
+                    f"per-token values '{selection.token_values}' of node {node} holds a value that is not a finite number"
                 )
         return found
 

@@ -121,13 +121,13 @@ def check_steps(row: Mapping[str, Any], where: str) -> None:
         raise UserError(f"{where}: 'completion_ids' is empty")
     for name in ("prompt_ids", "completion_ids", "env_mask"):
         if any(type(value) is not int or value < 0 for value in field(record, name, list, where)):
-            raise UserError(f"{where}: '{name}' holds something that is no token id" + " (0 or 1)" * (name == "env_mask"))
+            raise UserError(f"{where}: '{name}' holds something that is not a token id" + " (0 or 1)" * (name == "env_mask"))
     if set(record["env_mask"]) - {0, 1}:
         raise UserError(f"{where}: 'env_mask' holds something else than 0 and 1")
     for name in ("logprobs", "advantages"):
         for at, value in enumerate(field(record, name, list, where)):
             if isinstance(value, bool) or number(value, f"{where}: '{name}'[{at}]", SINGLE) is None:
-                raise UserError(f"{where}: '{name}'[{at}] is no finite number")
+                raise UserError(f"{where}: '{name}'[{at}] is not a finite number")
     for name in ("env_mask", "logprobs", "advantages"):
         if len(record[name]) != length:
             raise UserError(

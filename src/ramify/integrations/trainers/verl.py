@@ -170,7 +170,7 @@ def load_batch(path: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray]]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
             named = json.loads((file.metadata() or {})["non_tensor_batch"])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise UserError(f"{path} is no batch of verl-batch: {error}") from error
+        raise UserError(f"{path} is not a batch of verl-batch: {error}") from error
     return tensors, {k: np.array(v, dtype=object) for k, v in named.items()}
 
 
@@ -273,7 +273,7 @@ def _arrays(rewards: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
             f"token_level_rewards have shape {list(paid.shape)} and response_mask {list(trained.shape)}; both are [B, R]"
         )
     if not np.isfinite(paid).all():
-        raise UserError("token_level_rewards hold a value that is no finite number")
+        raise UserError("token_level_rewards hold a value that is not a finite number")
     return paid, trained
 
 

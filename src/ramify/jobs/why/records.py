@@ -40,7 +40,7 @@ class Chance:
 
     def __post_init__(self) -> None:
         if not 0 <= self.k <= self.n or (self.p is None) != (self.n == 0):
-            raise ValueError(f"{self.k} of {self.n} is no chance")
+            raise ValueError(f"{self.k} of {self.n} is not a chance")
         _finite(self.p, self.interval)
 
     @classmethod

@@ -8,7 +8,7 @@ import math
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, section 2.1).
 
-    Raises ValueError where ``c`` of ``n`` is no count, or ``k`` is not between 1 and ``n``.
+    Raises ValueError where ``c`` of ``n`` is not a count, or ``k`` is not between 1 and ``n``.
     """
     if not 0 <= c <= n:
         raise ValueError(f"{c} of {n} is not a count")

@@ -146,7 +146,7 @@ def feature_sets(
     for text in sets:
         parts = text.split("+")
         if not all(part.strip().isdigit() for part in parts) or len(set(map(int, parts))) < len(parts):
-            raise UserError(f"--sets: '{text}' is no set of features: write numbers with '+', each once, such as 3+7+11")
+            raise UserError(f"--sets: '{text}' is not a set of features: write numbers with '+', each once, such as 3+7+11")
         found[text] = [tuple(map(int, parts))]
     return found
 

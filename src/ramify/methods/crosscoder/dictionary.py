@@ -53,7 +53,7 @@ class Dictionary(nn.Module):
     """TopK dictionary of M models. ``encoder`` and ``decoder`` are [F, M, D], ``encoder_bias`` [F], ``decoder_bias`` [M, D].
 
     ``encode`` and ``decode`` take and give the models' own units; weights live in normalised units. Raises UserError where k
-    exceeds F, or where the exclusive share of F is no feature.
+    exceeds F, or where the exclusive share of F is not a feature.
     """
 
     encoder: nn.Parameter

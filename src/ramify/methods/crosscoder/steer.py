@@ -44,7 +44,7 @@ class StateChange:
         return np.asarray(np.abs(self.delta).max(axis=1, initial=0.0) > 0)
 
     def size(self, states: np.ndarray) -> np.ndarray:
-        """Length of the change over that of the state [N, D] it is added to, (N,): above about 1 it is no nudge."""
+        """Length of the change over that of the state [N, D] it is added to, (N,): above about 1 it is not a nudge."""
         return np.asarray(np.linalg.norm(self.delta, axis=1) / np.maximum(np.linalg.norm(states, axis=1), 1e-12))
 
 

@@ -415,7 +415,7 @@ def export(
     try:
         chosen = [int(part) for part in features.split(",")]
     except ValueError:
-        raise UserError(f"--features {features} is no list of numbers with commas") from None
+        raise UserError(f"--features {features} is not a list of numbers with commas") from None
     made, kept = Dictionary.load(dictionary)[0], States.load(states)
     warning = no_reach(made, [Steering(tuple(chosen), "scale", gain)], "ab".index(target))
     export_files(made, _codes(made, kept)[0], chosen, gain, "ab".index(target), out)

@@ -107,7 +107,7 @@ def gold_spans(patch: str) -> list[Span]:
     """The lines that a unified diff changes, in the version before it;
     a pure insertion is the line it follows (line 1 at the top).
 
-    A new file has no line before the patch, so it is none. Raises UserError on a text that is no diff.
+    A new file has no line before the patch, so it is none. Raises UserError on a text that is not a diff.
     """
     spans: list[Span] = []
     file, at, left = "", 0, 0

@@ -3,7 +3,7 @@
 They look for what the issue names, view the files that hold it and what these import, score every function they have seen by the
 features below, and answer with the best one when it stands out. The weights are set by hand, or trained (:class:`Weights`): what
 a policy knows of causes is how a function differs from its nearest sibling.
-It understands no sentence, and says that it is no model.
+It understands no sentence, and says that it is not a model.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class Snapshot:
             for entry in entries:
                 path = f"{below}/{entry.name}" if below else entry.name
                 if not entry.name.isprintable() or "\udc80" <= max(entry.name) <= "\udcff":
-                    self.skipped[ascii(path)[1:-1]] = "its name is no printable text"
+                    self.skipped[ascii(path)[1:-1]] = "its name is not printable text"
                 elif entry.is_symlink():
                     self.skipped[path] = "a link, which is not followed"
                 elif entry.is_dir(follow_symlinks=False):
@@ -197,7 +197,7 @@ class Snapshot:
 
 
 def split_lines(text: str) -> tuple[str, ...]:
-    """The lines as an editor numbers them: ended by a line feed, whose carriage return is no part of the line."""
+    """The lines as an editor numbers them: ended by a line feed, whose carriage return is not a part of the line."""
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()

@@ -258,7 +258,7 @@ def _from_record(record: dict[str, Any], file: Path) -> DrafterConfig:
     eagle = "eagle3" in architecture.lower()
     if not eagle and architecture not in ARCHITECTURES.values():
         raise UserError(
-            f"{file}: architecture '{architecture}' is no drafter known here; known: "
+            f"{file}: architecture '{architecture}' is not a drafter known here; known: "
             f"{', '.join(sorted(set(ARCHITECTURES.values())))}"
         )
     rope = record.get("rope_parameters") or record.get("rope_scaling") or {}

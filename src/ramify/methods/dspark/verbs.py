@@ -122,7 +122,7 @@ def _loads(text: str) -> list[int]:
     try:
         found = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise UserError(f"--loads {text} is no list of numbers with commas") from None
+        raise UserError(f"--loads {text} is not a list of numbers with commas") from None
     if not found or found[0] < 1:
         raise UserError(f"--loads {text}: a load is at least one request")
     return found

@@ -36,7 +36,7 @@ def _leanings(reply: str, items: Sequence[Item]) -> list[int]:
     lists = _LIST.findall(reply)
     found = json.loads(lists[-1]) if lists else None
     if not isinstance(found, list) or len(found) != len(items) or not all(type(value) is int for value in found):
-        raise ValueError(f"the judge's reply is no list of {len(items)} numbers")
+        raise ValueError(f"the judge's reply is not a list of {len(items)} numbers")
     return found
 
 

@@ -183,7 +183,7 @@ def failing(failures: int, calls: int, allowed: float, level: float = LEVEL) -> 
     reaches 1 / level (Ville's inequality).
     """
     if not 0 <= failures <= calls:
-        raise ValueError(f"{failures} of {calls} is no count")
+        raise ValueError(f"{failures} of {calls} is not a count")
     rates = allowed + (1 - allowed) * (np.arange(200) + 0.5) / 200
     log = failures * np.log(rates / allowed) + (calls - failures) * np.log((1 - rates) / (1 - allowed))
     return bool(np.exp(log - log.max()).mean() * np.exp(min(float(log.max()), 700.0)) >= 1 / level)
@@ -311,7 +311,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 def signature_faults(name: str, parameters: Any, own: Sequence[str]) -> list[str]:
     """What is wrong with a tool's name and the JSON schema of its parameters, which must be those its function takes, ``own``."""
-    faults = [] if _NAME.fullmatch(name) else [f"'{name[:70]}' is no name: lower-case letters, digits and _, at most 64"]
+    faults = [] if _NAME.fullmatch(name) else [f"'{name[:70]}' is not a name: lower-case letters, digits and _, at most 64"]
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         return [*faults, 'the parameters are no JSON schema of an object: {"type": "object", "properties": {...}}']
     properties = parameters.get("properties", {})

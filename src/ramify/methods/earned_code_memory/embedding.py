@@ -70,7 +70,7 @@ def read_vectors(answer: Mapping[str, Any], count: int) -> list[np.ndarray]:
         values = one.get("embedding") if isinstance(one, Mapping) else None
         index = one.get("index", at) if isinstance(one, Mapping) else at
         if not isinstance(values, list) or not 1 <= len(values) <= LARGEST or not all(type(v) in (int, float) for v in values):
-            raise ProviderError("shape", f"vector {at} of the endpoint's answer is no list of 1 to {LARGEST} numbers")
+            raise ProviderError("shape", f"vector {at} of the endpoint's answer is not a list of 1 to {LARGEST} numbers")
         row = np.asarray(values, np.float64)
         length = float(np.sqrt((row * row).sum()))
         if not math.isfinite(length) or length == 0 or type(index) is not int or not 0 <= index < count or index in found:

@@ -127,7 +127,7 @@ def tool_words(tool: ToolEntry) -> str:
 class Memory:
     """A memory in a file. ``settings`` are those of :class:`MemoryConfig`; those that the file has already stay unless given.
 
-    ``reviewer`` decides what else would wait for a person. Raises UserError on a file that is no memory,
+    ``reviewer`` decides what else would wait for a person. Raises UserError on a file that is not a memory,
     or a setting that is none.
     """
 
@@ -545,7 +545,7 @@ class Memory:
             if name not in waits:
                 known = name in state.entries or name in state.tools
                 raise UserError(
-                    f"'{name}' {'does not wait for review' if known else 'is no entry and no tool'} ({nearest(name, waits)})"
+                    f"'{name}' {'does not wait for review' if known else 'is not an entry and no tool'} ({nearest(name, waits)})"
                 )
             body: dict[str, Any] = {"id": name, "approve": approve, "by": by}
             if name in state.entries:

@@ -34,7 +34,7 @@ class Remembers(Middleware):
     ``data["memory"]`` of a reply holds the task's id and what was given. Tools of a memory are offered over MCP, where they can
     be run (`ramify earned-code-memory export FILE mcp`). A memory that cannot be written stops no reply:
     ``data["memory"]["failed"]`` says why. Token ids, which hold no messages, are refused (NeedsError). Raises UserError on a file
-    that is no memory.
+    that is not a memory.
     """
 
     name = "memory"

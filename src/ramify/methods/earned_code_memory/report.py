@@ -151,7 +151,7 @@ def find(state: MemoryState, name: str) -> MemoryEntry | ToolEntry:
     known = [entry for entry in state.entries.values() if name and entry.id.startswith(name)]
     if len(known) == 1:
         return known[0]
-    what = "is the beginning of several ids" if known else "is no entry and no tool"
+    what = "is the beginning of several ids" if known else "is not an entry and no tool"
     raise UserError(f"'{name}' {what} ({nearest(name, [*state.entries, *state.tools])})")
 
 

@@ -369,7 +369,7 @@ class MemoryStore:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM):
                 raise RamifyError(f"cannot write to the memory {self.path}: {error}") from None
-            raise UserError(f"{self.path} is no memory, or it is damaged: {error}") from None
+            raise UserError(f"{self.path} is not a memory, or it is damaged: {error}") from None
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""

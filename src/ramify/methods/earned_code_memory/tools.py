@@ -212,7 +212,7 @@ class ToolBox:
         state: MemoryState = self.memory.state
         tool = state.tools.get(name)
         if tool is None or tool.status != "active" or name in self.hidden:
-            why = "is hidden until the next task: its check failed" if name in self.hidden else "is no active tool"
+            why = "is hidden until the next task: its check failed" if name in self.hidden else "is not an active tool"
             raise UserError(f"'{name}' {why} ({nearest(name, [t.name for t in state.tools.values() if t.status == 'active'])})")
         before = None if self.snapshot is None else self.snapshot()
         self._made = []

@@ -108,7 +108,7 @@ class CaseConfig(Config):
     def field(self, name: str) -> FieldConfig:
         """A declared field. Raises UserError on one there is none of."""
         if name not in self.fields:
-            raise UserError(f"'{name}' is no declared field of the case ({nearest(name, self.fields)})")
+            raise UserError(f"'{name}' is not a declared field of the case ({nearest(name, self.fields)})")
         return self.fields[name]
 
     def changes(self, name: str) -> dict[str, Any]:

@@ -103,7 +103,7 @@ async def propose(
 ) -> list[Hypothesis]:
     """Hypotheses that a model proposes after reading runs, given as (behaviour, transcript).
 
-    They are guesses to be tested, nothing more. Raises InfrastructureError("provider") where the reply is no list of at least two
+    They are guesses to be tested, nothing more. Raises InfrastructureError("provider") where the reply does not list at least two
     hypotheses; predictions about fields that the case does not declare are dropped.
     """
     fields = {name: {"baseline": f.baseline, "values": f.values, "role": f.role} for name, f in config.fields.items()}
@@ -125,7 +125,7 @@ async def propose(
             for r in records
         ]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InfrastructureError("provider", f"the proposer's reply is no list of hypotheses: {error}") from error
+        raise InfrastructureError("provider", f"the proposer's reply is not a list of hypotheses: {error}") from error
     if len({h.name for h in out if h.name}) < 2:
         raise InfrastructureError("provider", f"the proposer named fewer than two hypotheses: {reply[:80]!r}")
     return list({h.name: h for h in out if h.name}.values())

@@ -75,7 +75,7 @@ _FORMS = (
         "def {name}(rows: list[int]) -> int:\n    return len(rows) + {k}\n",
         "def {name}(rows: list) -> int:\n    return len(rows) + {k}\n",
     ),
-    (  # None is no str
+    (  # None is not a str
         'def {name}(label: str | None = None) -> str:\n    return label or "item-{k}"\n',
         'def {name}(label: str = None) -> str:\n    return label or "item-{k}"\n',
     ),

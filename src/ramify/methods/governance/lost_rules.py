@@ -422,7 +422,7 @@ def _replies(run: Run, others: Mapping[str, str]) -> Iterator[_Reply]:
         if node.role != "assistant" or node.index < 0 or not node.opens or node.id in others:
             continue
         if node.tree in logs and node.id not in about:
-            continue  # in a log of calls, what a request repeats is no reply
+            continue  # in a log of calls, what a request repeats is not a reply
         before = nearest.get(declared.get(node.id, ""), before)
         nearest[node.id] = node.id
         shown = run.shown(node.id).messages

@@ -70,11 +70,11 @@ def _email(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
 
 
 def addresses(arguments: Mapping[str, Any]) -> list[str]:
-    """Every address in to, cc and bcc. Raises UnreadableError where there is none, or something that is no address."""
+    """Every address in to, cc and bcc. Raises UnreadableError where there is none, or something that is not an address."""
     given = [arguments.get(field) for field in ("to", "cc", "bcc", "recipient", "recipients")]
     texts = [text for value in given if value for text in (value if isinstance(value, list) else [value])]
     if not all(isinstance(text, str) for text in texts):
-        raise UnreadableError("a recipient is no text")
+        raise UnreadableError("a recipient is not text")
     found = [
         address.strip() for _, address in getaddresses([text.replace(";", ",") if ":" not in text else text for text in texts])
     ]
@@ -162,7 +162,7 @@ def _money(value: Any) -> tuple[Decimal, str]:
     text = unicodedata.normalize("NFKC", str(value)).strip().lower() if type(value) in (str, int, float) else ""
     found = re.fullmatch(r"([^\d\s+-]*)\s*(\d[\d.,  ']*)\s*([^\d\s]*)", text)
     if found is None:
-        raise UnreadableError(f"'{value}' is no amount")
+        raise UnreadableError(f"'{value}' is not an amount")
     digits = re.sub(r"[  ']", "", found[2]).rstrip(".,")
     last = max(digits.rfind("."), digits.rfind(","))
     other = "," if last >= 0 and digits[last] == "." else "."
@@ -173,7 +173,7 @@ def _money(value: Any) -> tuple[Decimal, str]:
     try:
         return Decimal(digits), _CURRENCIES.get(unit, unit.upper())
     except InvalidOperation:
-        raise UnreadableError(f"'{value}' is no amount") from None
+        raise UnreadableError(f"'{value}' is not an amount") from None
 
 
 _REGION = re.compile(r"\b(?:us|eu|ap|sa|ca|me|af|il|cn|mx)-(?:gov-)?(?:north|south|east|west|central)+-\d\b", re.IGNORECASE)
@@ -238,7 +238,7 @@ def _sql_control(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
 
 
 def _statements(arguments: Mapping[str, Any]) -> list[Any]:
-    """The statements of ``sql`` (or ``query``, ``statement``) as syntax trees. Raises UnreadableError where it is no SQL."""
+    """The statements of ``sql`` (or ``query``, ``statement``) as syntax trees. Raises UnreadableError where it is not SQL."""
     sqlglot = _need("sqlglot", "SQL")
     text = next((arguments[name] for name in ("sql", "query", "statement") if name in arguments), None)
     if not isinstance(text, str) or not text.strip():

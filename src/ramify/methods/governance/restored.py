@@ -57,7 +57,7 @@ def restored(
     """
     folder = run_folder(source)
     if folder is None:
-        return RestoredRules(n, f"no rule was restored: {source} is no run, so there is nothing to continue")
+        return RestoredRules(n, f"no rule was restored: {source} is not a run, so there is nothing to continue")
     by_text = {rule.text: rule for rule in rules}
     places = _places(found)
     if not places:

@@ -219,7 +219,7 @@ class StateGraph:
         """The numbers that explain the credit of a step of a run,
         the mean over the attempts that share it. Raises UserError where it has none."""
         if node not in self.columns["node"]:
-            raise UserError(f"node {node} carries no credit: it is no step of a scored attempt")
+            raise UserError(f"node {node} carries no credit: it is not a step of a scored attempt")
         row = self.columns["node"].index(node)
         task, attempt, step = (self.columns[name][row] for name in ("task_id", "attempt_id", "step"))
         return replace(self.why(task, attempt, step, level), node=node, **vars(self.node_credit(level)[node]))

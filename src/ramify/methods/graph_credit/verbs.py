@@ -84,7 +84,7 @@ def _graph(source: Path, options: Options) -> tuple[StateGraph, tuple[str, ...]]
     else:
         for name in ("scorer", "group"):
             if getattr(options, name) is not None:
-                raise UserError(f"{source} is no run but a file of steps, so --{name} does not apply")
+                raise UserError(f"{source} is not a run but a file of steps, so --{name} does not apply")
         rows = _steps(source)
         try:
             graph = StateGraph.from_steps(rows, options.anchor, keys.make)

@@ -102,7 +102,7 @@ def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> Bla
             actions[-1] += one.text
             seen, at = "", len(steps) - 1 if one.id == node else at
     if at < 0:
-        raise UserError(f"node {node} is no step of the attempt that ends at {end}")
+        raise UserError(f"node {node} is not a step of the attempt that ends at {end}")
     task, _ = task_of(episodes.run, tree)
     trace = StepTrace(end, tree, task, (*steps, seen or end), tuple(actions), success, success is not None)
     return BlamedStep(trace, at)

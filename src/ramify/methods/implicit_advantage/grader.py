@@ -46,7 +46,7 @@ class AdvantageGrader:
         for item in items:
             try:
                 if item.path is None:
-                    raise UserError(f"'{item.id}' is no path, and the grade is of the actions on one")
+                    raise UserError(f"'{item.id}' is not a path, and the grade is of the actions on one")
                 found.append(path_trajectory(item.path, item.id, layout=self.layout))
             except (UserError, NeedsError, UnicodeError, TypeError) as error:
                 found.append(error)

@@ -60,7 +60,7 @@ class Monitor:
         """What the agent did: one action, graded at once.
 
         Raises UserError where nothing was shown before it, where a model does not know a token (nothing has moved then), and
-        where a log-prob is no finite number (the action was followed, but has no grade).
+        where a log-prob is not a finite number (the action was followed, but has no grade).
         """
         if not self._followers[0].length:
             raise UserError("the agent was shown nothing before its first action, so its first token has no log-prob")

@@ -29,7 +29,7 @@ def head_scores(folder: Path, texts: Sequence[str], max_length: int = 16_384) ->
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise NeedsError(f"transformers cannot open {folder} as a reward model: {str(error).splitlines()[0]}") from error
     if missing := sorted(report["missing_keys"]):
-        raise NeedsError(f"{folder} is no reward model: it has no weight '{missing[0]}', which would be sampled at random")
+        raise NeedsError(f"{folder} is not a reward model: it has no weight '{missing[0]}', which would be sampled at random")
     module.eval()
     scores = []
     for text in texts:

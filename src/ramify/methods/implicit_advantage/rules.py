@@ -30,7 +30,7 @@ class ImplicitAdvantage(CreditRule):
     }
 
     def __init__(self, floor: str = "0") -> None:
-        """``floor``: the least grade that is trained on, in nats. Raises UserError where it is no number."""
+        """``floor``: the least grade that is trained on, in nats. Raises UserError where it is not a number."""
         try:
             self.floor = float(floor)
         except ValueError:

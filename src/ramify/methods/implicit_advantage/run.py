@@ -255,7 +255,7 @@ class AdvantageScorer:
     def score_many(self, attempts: Sequence[Trajectory]) -> list[GradedAttempt]:
         """Grade attempts in batches; each result is that of the attempt alone but for rounding.
 
-        Raises UserError naming the attempt and token where a log-prob is no finite number, and what models raise.
+        Raises UserError naming the attempt and token where a log-prob is not a finite number, and what models raise.
         """
         done = []
         for attempt, found in zip(attempts, wait_for(self.each(attempts)), strict=True):
@@ -343,7 +343,7 @@ class AdvantageScorer:
 
     def _graded(self, attempt: Trajectory, policy: TokenScores, reference: TokenScores) -> np.ndarray:
         """Which step each token of the scored row counts to, (T,).
-        Raises UserError where a log-prob of one is no finite number."""
+        Raises UserError where a log-prob of one is not a finite number."""
         kept = len(policy.logprobs)
         cut = len(attempt.tokens) - kept
         step = attempt.step[cut:].copy()
@@ -372,12 +372,12 @@ class AdvantageScorer:
 
 
 def finite(values: np.ndarray, step: np.ndarray, tokens: np.ndarray, name: str, cut: int = 0) -> None:
-    """Raise UserError naming the first graded token (``step`` >= 0) whose log-prob is no finite number. All arrays are (T,)."""
+    """Raise UserError naming the first graded token (``step`` >= 0) whose log-prob is not finite. All arrays are (T,)."""
     bad = np.flatnonzero((step >= 0) & ~np.isfinite(values))
     if len(bad):
         at = int(bad[0])
         raise UserError(
             f"token {cut + at} (id {int(tokens[at])}, step {int(step[at])}) has the log-prob {float(values[at])} under the "
             f"{name}, "
-            "so its ratio is no number"
+            "so its ratio is not a number"
         )

@@ -89,7 +89,7 @@ def score(
     config = options
     folder = run_folder(trajectories)
     if out is None and folder is None:
-        raise UserError(f"{trajectories} is no run that could keep the grades: name one to make with --out")
+        raise UserError(f"{trajectories} is not a run that could keep the grades: name one to make with --out")
     if out is not None and not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to make {out.name} in")
     pair: Pair | None = None

@@ -88,7 +88,7 @@ class NumbersEditor:
                 try:
                     found[path] = json.dumps(moved(json.loads(files[path])), indent=1) + "\n"
                 except ValueError as error:
-                    raise ValueError(f"{path} is no JSON: {error}") from None
+                    raise ValueError(f"{path} is not JSON: {error}") from None
         if not found:
             raise UserError(
                 "the editor 'numbers' moves the numbers in .json files, and the workspace has none: name another with meta"
@@ -184,7 +184,7 @@ def _changes(text: str) -> Changes:
     try:
         return _checked(json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the proposal is no JSON object of paths and texts: {error}") from None
+        raise ValueError(f"the proposal is not a JSON object of paths and texts: {error}") from None
 
 
 def _checked(found: Any) -> Changes:
@@ -200,7 +200,7 @@ def find_editor(spec: str, sandbox: Sandbox, seconds: float) -> Editor:
         try:
             scale = float(argument or 0.3)
         except ValueError:
-            raise UserError(f"numbers:{argument} is no scale: numbers:0.3") from None
+            raise UserError(f"numbers:{argument} is not a scale: numbers:0.3") from None
         if not 0 < scale < 100:
             raise UserError(f"numbers:{argument}: a scale lies above 0 and below 100")
         return NumbersEditor(scale)

@@ -56,11 +56,11 @@ def check_files(files: Files, where: str) -> None:
     for path, text in files.items():
         inside_path(path)
         if any(part.lower() == ".git" or part in ("", ".") for part in path.split("/")) or "\n" in path:
-            raise UserError(f"{where}: '{path!r:.80}' is no path of a workspace's file")
+            raise UserError(f"{where}: '{path!r:.80}' is not a path of a workspace's file")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise UserError(f"{where}: '{path}' is no text") from None
+            raise UserError(f"{where}: '{path}' is not text") from None
 
 
 def packed(files: Files) -> bytes:

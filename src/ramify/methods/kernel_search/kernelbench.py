@@ -63,7 +63,7 @@ def from_kernelbench(
         raise UserError(f"there is no KernelBench problem {path}: name its file, or FOLDER/NUMBER")
     source = read_source(file)
     if not is_problem(source):
-        raise UserError(f"{file} is no KernelBench problem: it defines no class Model, get_inputs and get_init_inputs")
+        raise UserError(f"{file} is not a KernelBench problem: it defines no class Model, get_inputs and get_init_inputs")
     more: dict[str, Any] = {"tolerance": TOLERANCE}
     wanted: dict[str, float] = {}
     for clause, where in notes_of(source, str(file)):

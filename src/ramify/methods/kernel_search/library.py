@@ -105,7 +105,7 @@ class CodeLibrary:
         """Raises UserError where ``folder`` is a file."""
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
-            raise UserError(f"the library {folder} is no folder")
+            raise UserError(f"the library {folder} is not a folder")
         self._excerpts: list[tuple[Excerpt, Counter[str]]] | None = None
 
     def _files(self) -> Iterator[tuple[Path, str]]:
@@ -142,7 +142,7 @@ class CodeLibrary:
                 about = codec.from_json(KeptKernel, json.loads(head[1]), "")
             except (ValueError, RecursionError, UserError):
                 raise UserError(
-                    f"{path}:1 is no line of a kept kernel: write it again with --library, or remove the file"
+                    f"{path}:1 is not a line of a kept kernel: write it again with --library, or remove the file"
                 ) from None
             words, same = set(about.words), about.signature == signature(task)
             alike = len(words & mine) / max(1, len(words | mine))

@@ -28,7 +28,7 @@ def read_task(
             raise UserError(f"--ref: {problem} is a KernelBench problem, which is its own reference")
         return kernelbench.from_kernelbench(problem, sizes, allow_unsandboxed=allow_unsandboxed)
     if sizes:
-        raise UserError(f"--size: {spec} is no KernelBench problem; a kernel's sizes stand in its comment, # ramify: n = 1000")
+        raise UserError(f"--size: {spec} is not a KernelBench problem; a kernel's sizes stand in its comment, # ramify: n = 1000")
     file, colon, symbol = spec.rpartition(":")
     path = Path(file if colon else spec)
     if not path.is_file():

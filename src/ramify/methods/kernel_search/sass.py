@@ -120,7 +120,7 @@ def read_gpu(
     Raises UserError on a file that is none of them or does not compile, NeedsError where Triton, nvcc or nvdisasm is missing.
     """
     if arch not in DEVICES:
-        raise UserError(f"--arch {arch} is no known chip ({nearest(arch, DEVICES)})")
+        raise UserError(f"--arch {arch} is not a known chip ({nearest(arch, DEVICES)})")
     name, colon, kernel = spec.rpartition(":")
     path, kernel = (Path(name), kernel) if colon else (Path(spec), "")
     if not path.is_file():
@@ -343,7 +343,7 @@ def _jitted(path: Path, text: str) -> dict[str, ast.FunctionDef]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no Python: {error}") from None
+        raise UserError(f"{path} is not Python: {error}") from None
     return {
         one.name: one
         for one in tree.body

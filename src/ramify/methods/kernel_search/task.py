@@ -246,7 +246,7 @@ def evaluate(text: str, names: Mapping[str, float]) -> float:
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, names)
     except (SyntaxError, ValueError, TypeError, ZeroDivisionError, OverflowError, RecursionError) as error:
-        raise UserError(f"'{text.strip()}' is no number of {', '.join(names) or 'no scalar'}: {error}") from None
+        raise UserError(f"'{text.strip()}' is not a number of {', '.join(names) or 'no scalar'}: {error}") from None
 
 
 def _value(node: ast.expr, names: Mapping[str, float]) -> float:
@@ -255,7 +255,7 @@ def _value(node: ast.expr, names: Mapping[str, float]) -> float:
             return value
         case ast.Name(id=name):
             if name not in names:
-                raise UserError(f"'{name}' is no scalar of the kernel ({nearest(name, names)})")
+                raise UserError(f"'{name}' is not a scalar of the kernel ({nearest(name, names)})")
             value = names[name]
             return int(value) if float(value).is_integer() else value
         case ast.BinOp(op=op) if type(op) in _OPERATORS:
@@ -276,7 +276,7 @@ def read_source(path: Path) -> str:
     try:
         return read_small(path, "the kernel").decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"the kernel {path} is no text: {error}") from None
+        raise UserError(f"the kernel {path} is not text: {error}") from None
 
 
 def from_c(source: str, symbol: str = "", path: str = "kernel.c", reference: Callable[..., Any] | None = None) -> KernelTask:
@@ -334,7 +334,7 @@ def from_python(
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no Python: {error}") from None
+        raise UserError(f"{path} is not Python: {error}") from None
     functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
     noted = [name for name in functions if not name.startswith("_")]
     if not symbol and len(noted) != 1:
@@ -367,7 +367,7 @@ def _noted(task: KernelTask) -> KernelTask:
             types[name] = "l" if all(float(one).is_integer() for one in values[name]) else "f"
     for name in values:
         if name not in task.order:
-            raise UserError(f"{task.path}: '{name}' is no argument of {task.symbol} ({nearest(name, task.order)})")
+            raise UserError(f"{task.path}: '{name}' is not an argument of {task.symbol} ({nearest(name, task.order)})")
     plain = {name: numbers[0] for name, numbers in values.items()}
     only = [name for name, kind in types.items() if kind in "il"]
     for name, one in arrays.items():
@@ -422,16 +422,16 @@ def _clause(
         name, _, given = rest.partition("=")
         options = tuple(one.strip() for one in given.split(","))
         if not re.fullmatch(r"\w+", name.strip()) or not all(re.fullmatch(r"[\w.+-]+", one) for one in options):
-            raise UserError(f"{where}: '{clause}' is no knob: knob NAME = 1, 2, 4")
+            raise UserError(f"{where}: '{clause}' is not a knob: knob NAME = 1, 2, 4")
         more["knobs"][name.strip()] = options
     elif found := _ARRAY.match(clause):
         role, name, count, kind, low, high, fixed = found.groups()
         if name != RESULT and name not in task.order:
-            raise UserError(f"{where}: '{name}' is no argument of {task.symbol} ({nearest(name, [*task.order, RESULT])})")
+            raise UserError(f"{where}: '{name}' is not an argument of {task.symbol} ({nearest(name, [*task.order, RESULT])})")
         old = arrays.get(name)
         number = {"in": 1, "out": 2, "inout": 3}.get(role or "", old.role if old else 2 if name == RESULT else 1)
         if task.kind == "c" and old is None:
-            raise UserError(f"{where}: '{name}' is no array of {task.symbol}")
+            raise UserError(f"{where}: '{name}' is not an array of {task.symbol}")
         arrays[name] = Array(name, old.type if old else TYPES[kind or "f32"], number, count, low or "", high or "", bool(fixed))
     elif found := re.match(r"^(\w+)\s*=\s*([^=]+)$", clause):
         values[found[1]] = tuple(float(evaluate(one, {})) for one in found[2].split(","))

@@ -112,7 +112,7 @@ def tuned(
     for name in choices:
         if name not in (*constants, "warps", "stages"):
             raise UserError(
-                f"CHOICES: '{name}' is no constant of {kernel.name} ({nearest(name, [*constants, 'warps', 'stages'])})"
+                f"CHOICES: '{name}' is not a constant of {kernel.name} ({nearest(name, [*constants, 'warps', 'stages'])})"
             )
     rows = list(itertools.product(*choices.values()))
     if len(rows) > MOST:

@@ -82,12 +82,12 @@ def _task(kernel: str, ref: str | None, size: list[str] | None = None, allow_uns
 
     reference = find_attribute(ref) if ref else None
     if reference is not None and not callable(reference):
-        raise UserError(f"--ref {ref} is no function")
+        raise UserError(f"--ref {ref} is not a function")
     sizes: dict[str, float] = {}
     for one in size or ():
         name, equals, number = one.partition("=")
         if not (equals and name.isidentifier()):
-            raise UserError(f"--size {one} is no size: NAME=16")
+            raise UserError(f"--size {one} is not a size: NAME=16")
         sizes[name] = evaluate(number, {})
     return read_task(kernel, reference, sizes, allow_unsandboxed)
 

@@ -198,7 +198,7 @@ def _trace(
 
 def _step(step: Any, where: str, state_key: Key | None, turn: Callable[..., TokenMessage]) -> TraceStep:
     if not isinstance(step, Mapping):
-        raise UserError(f"{where} is no object")
+        raise UserError(f"{where} is not an object")
     if "action" not in step:
         raise UserError(f"{where} has no field 'action' ({nearest('action', map(str, step))})")
     if callable(state_key):

@@ -44,7 +44,7 @@ class Conversation:
                 raise UserError(f"a message of role '{turn.role}' cannot be trained on: only the assistant's are")
             if spans and turn.viewed:
                 raise NeedsError(
-                    "a reply was sampled from an explicit context (compaction), so its path is no conversation to imitate"
+                    "a reply was sampled from an explicit context (compaction), so its path is not a conversation to imitate"
                 )
 
     def cost(self, template: ChatTemplate | None = None) -> int:

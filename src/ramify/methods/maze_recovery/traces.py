@@ -150,7 +150,7 @@ def read_marks(reply: str, items: Sequence[Item]) -> list[Judgement]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError("the reply is no JSON array") from None
+        raise ValueError("the reply is not a JSON array") from None
     if not isinstance(found, list) or len(found) != n:
         raise ValueError(f"the reply holds {len(found) if isinstance(found, list) else 'no'} marks for {n} steps")
     return [_read_mark(mark, at, n) for at, mark in enumerate(found)]
@@ -163,7 +163,7 @@ def _read_mark(mark: Any, at: int, n: int) -> Judgement:
     if kind not in KINDS:
         raise ValueError(f"mark {at} has the kind {str(kind)[:20]!r}, none of {', '.join(KINDS)}")
     if target is not None and (type(target) is not int or not 0 <= target < n):
-        raise ValueError(f"mark {at} has a target_step that is no step")
+        raise ValueError(f"mark {at} has a target_step that is not a step")
     return as_judgement(kind, target)
 
 

@@ -130,10 +130,10 @@ class SepCma:
         return found
 
     def tell(self, candidates: np.ndarray, fitness: Sequence[float] | np.ndarray) -> None:
-        """Move towards the better half. Raises UserError on a fitness that is no finite number."""
+        """Move towards the better half. Raises UserError on a fitness that is not a finite number."""
         values = np.asarray(fitness, float)
         if not np.isfinite(values).all():
-            raise UserError("a candidate's fitness is no finite number")
+            raise UserError("a candidate's fitness is not a finite number")
         best = candidates[np.argsort(-values, kind="stable")[: len(self.weights)]]
         steps = (best - self.mean) / self.sigma
         move = self.weights @ steps
@@ -170,7 +170,7 @@ def group_advantages(rewards: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def composer_reward(parsed: bool, value: float) -> float:
-    """0 of a reply that is no workflow, .5 of a wrong answer, 1 of a right one [C]; values between are between."""
+    """0 of a reply that is not a workflow, .5 of a wrong answer, 1 of a right one [C]; values between are between."""
     return 0.5 + 0.5 * value if parsed else 0.0
 
 

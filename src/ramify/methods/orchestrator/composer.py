@@ -302,7 +302,7 @@ class Composer:
         return (given * self.price[0] + sampled * self.price[1]) / MILLION
 
     def _require(self, budget: Budget | None, given: int) -> None:
-        """Raises BudgetSpentError before a plan that would exceed the budget; it is no call of a worker."""
+        """Raises BudgetSpentError before a plan that would exceed the budget; it is not a call of a worker."""
         if budget is None:
             return
         budget.require()

@@ -49,7 +49,7 @@ class CallNote:
     round: int | None = None
     """Of a plan: which of the conversation's it is."""
     unreadable: str | None = None
-    """Of a plan: why it is no workflow."""
+    """Of a plan: why it is not a workflow."""
 
     @classmethod
     def of(cls, pool: ModelPool, result: CallResult, **place: Any) -> CallNote:

@@ -412,7 +412,7 @@ class ModelPool:
 
 def fitted(messages: Sequence[Message], room: int) -> tuple[list[Message], int]:
     """Messages within ``room`` tokens (estimated; 0: any), and the characters left out:
-    the oldest text that is no system message goes first."""
+    the oldest text that is not a system message goes first."""
     held = list(messages)
     sizes = [approximate_tokens(one.text) + 4 for one in held]
     over = sum(sizes) - room if room else 0

@@ -329,7 +329,7 @@ class TurnRouter:
         if not is_router(folder):
             raise UserError(f"{folder} holds no router: `ramify orchestrator train router` makes one")
         path = folder / FILES[0]
-        record = codec.from_json(RouterRecord, read_record(path, "the router"), f"{path} is no router's record")
+        record = codec.from_json(RouterRecord, read_record(path, "the router"), f"{path} is not a router's record")
         options = {"hidden_pos": record.hidden_pos, "svf": record.svf, "roles": record.roles}
         spec, workers = record.backbone, record.workers
         made = (

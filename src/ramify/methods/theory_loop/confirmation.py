@@ -154,7 +154,7 @@ def read_registration(record: Any) -> Registration:
         if any(len(weights) != design.pairs for weights in read.contrasts.values()):
             raise ValueError("a contrast has one number for each pair")
     except Exception as error:
-        raise UserError(f"this is no registration: {str(error)[:160]}") from None
+        raise UserError(f"this is not a registration: {str(error)[:160]}") from None
     made = Registration(
         read.label,
         read.theory,

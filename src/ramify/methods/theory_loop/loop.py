@@ -742,7 +742,7 @@ def begin(config: LoopConfig, seeds: Sequence[Theory], specs: Sequence[str], fol
 
 
 def theories_of(folder: Path | str) -> dict[str, Theory]:
-    """Every admitted theory of a run by its label, in order. Raises UserError on a folder that is no run of a loop."""
+    """Every admitted theory of a run by its label, in order. Raises UserError on a folder that is not a run of a loop."""
     with Run.open(Path(folder)) as run:
         return pool_of(run).theories
 

@@ -984,7 +984,7 @@ def _json_file(path: Path) -> Any:
     try:
         return json.loads(_text_file(path))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no JSON: {error}") from None
+        raise UserError(f"{path} is not JSON: {error}") from None
 
 
 def _people(path: Path, design: Design) -> Data:

@@ -109,7 +109,7 @@ def _ask(source: Path, judges: dict[str, Judge]) -> None:
     """Have the judges judge what they have not yet; what they say stays in the run."""
     folder = run_folder(source)
     if folder is None:
-        raise UserError(f"{source} is no run to keep judgements in: `ramify import {source} --run DIR` makes one")
+        raise UserError(f"{source} is not a run to keep judgements in: `ramify import {source} --run DIR` makes one")
     kept = "what was judged is kept: the same command continues"
     with progress("calibrate", kept=kept) as bar, Run.open(folder, write=True) as run:
         records.ask(run, judges, bar.at, lambda total: bar.begin(total, unit="candidates"))
@@ -398,7 +398,7 @@ def regimes_(
     try:
         shares = [float(one) for one in priors.split(",") if one.strip()]
     except ValueError:
-        raise UserError(f"--priors: '{priors}' is no list of shares") from None
+        raise UserError(f"--priors: '{priors}' is not a list of shares") from None
     if any(not 0 < one < 1 for one in shares):
         raise UserError(f"--priors: shares lie between 0 and 1, and '{priors}' holds another")
     realised: list[RealisedRegime] = []

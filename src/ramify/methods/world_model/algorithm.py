@@ -51,7 +51,7 @@ class TurnStatistics:
 
 
 def turn_statistics(action: str, observation: str) -> TurnStatistics:
-    """The statistics of one turn. Punctuation is no word, so braces and quotes of JSON do not count; its keys do."""
+    """The statistics of one turn. Punctuation is not a word, so braces and quotes of JSON do not count; its keys do."""
     a, o = set(_WORD.findall(action.lower())), set(_WORD.findall(observation.lower()))
     both, either = len(a & o), len(a | o)
     return TurnStatistics(

@@ -79,7 +79,7 @@ class KeptAnswers:
                 self.writes = True
                 return run
             except UserError:
-                if holds_run(self.folder):  # another process writes, or it is no run of answers
+                if holds_run(self.folder):  # another process writes, or it is not a run of answers
                     run = Run.open(self.folder)
                     if run.kind == ANSWERS:
                         return run

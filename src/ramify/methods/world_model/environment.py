@@ -209,7 +209,7 @@ class SimulatedEnvironment:
         try:
             return await asyncio.shield(self._known[key])
         except BaseException:
-            self._known.pop(key, None)  # a failure is no answer: the next one asks again
+            self._known.pop(key, None)  # a failure is not an answer: the next one asks again
             raise
 
     async def _answered(self, situation: Situation, attempt: int) -> Prediction:
@@ -395,7 +395,7 @@ class SimulatedEnv:
                 if not fits(json.loads(text), schema):
                     return f"the answer of '{call.name}' does not fit its schema"
             except (ValueError, RecursionError):
-                return f"the answer of '{call.name}' is no JSON"
+                return f"the answer of '{call.name}' is not JSON"
         lost = [fact for fact in situation.facts if not words_of(fact) <= words_of(text)]
         if lost:
             return f"it leaves out what the state holds: {lost[0][:80]}"
@@ -620,8 +620,8 @@ def _state(path: Path) -> tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]
         raise UserError(f"{path}: 'outputs' are JSON schemas by tool")
     for name, one in outputs.items():
         if wrong := schema_fault(one):
-            raise UserError(f"{path}: the output of '{name}' is no JSON schema: {wrong}")
+            raise UserError(f"{path}: the output of '{name}' is not a JSON schema: {wrong}")
     for name, rows in record.items():
         if not isinstance(rows, dict):
-            raise UserError(f"{path}: table '{name}' is no object of rows by key")
+            raise UserError(f"{path}: table '{name}' is not an object of rows by key")
     return record, effects, outputs

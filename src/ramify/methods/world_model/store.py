@@ -27,7 +27,7 @@ class EnvCall:
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
-    """Why it is no call, one clause; "" where it is one."""
+    """Why it is not a call, one clause; "" where it is one."""
     written: bool = False
     """Whether it was written as a tool call, not as words."""
 
@@ -132,17 +132,17 @@ def schema_fault(schema: Any, where: str = "") -> str:
     """What keeps :func:`fits` from reading a JSON schema, one clause that names the word and where it stands; "" where nothing
     does."""
     if not isinstance(schema, Mapping):
-        return f"{where or 'it'} is no object"
+        return f"{where or 'it'} is not an object"
     kind, enum, needs = schema.get("type"), schema.get("enum", []), schema.get("required", [])
     own, at = schema.get("properties") or {}, where or "its"
     if kind is not None and not isinstance(kind, str) and not _words(kind):
-        return f"{at} 'type' is no name of a type"
+        return f"{at} 'type' is not a name of a type"
     if not isinstance(enum, list):
-        return f"{at} 'enum' is no list"
+        return f"{at} 'enum' is not a list"
     if not _words(needs):
-        return f"{at} 'required' is no list of names"
+        return f"{at} 'required' is not a list of names"
     if not isinstance(own, Mapping):
-        return f"{at} 'properties' is no object"
+        return f"{at} 'properties' is not an object"
     inner = [(name, one) for name, one in own.items() if isinstance(one, Mapping)]
     inner += [("items", schema["items"])] if isinstance(schema.get("items"), Mapping) else []
     return next((found for name, one in inner if (found := schema_fault(one, f"{where}.{name}".lstrip(".")))), "")

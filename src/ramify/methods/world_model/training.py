@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 TRAIN = "world-model train"
 MODEL, TASKS = "model", "tasks.jsonl"
 PIECES = r" ?\w+|\s|[^\w\s]"
-"""Of a new tokenizer: punctuation stands alone, so that JSON's is no part of a word."""
+"""Of a new tokenizer: punctuation stands alone, so that JSON's is not a part of a word."""
 EVERY = 50
 """Steps between two kept states of a training."""
 
@@ -184,7 +184,7 @@ def open_start(spec: str) -> WorldStart:
         end_to_end += list(template.render(role, text, after)[0])
     if list(laid_out(template, said)) != [*end_to_end, *template.open("assistant", "user")]:
         raise NeedsError(
-            f"the chat template of '{spec}' rewrites earlier messages, so a trajectory is no single row: use one that does not"
+            f"the chat template of '{spec}' rewrites earlier messages, so a trajectory is not a single row: use one that does not"
         )
     return WorldStart(model, template, folder)
 

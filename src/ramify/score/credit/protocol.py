@@ -231,7 +231,7 @@ def assigned(rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
         found[name] = values
     if found and not np.isfinite(np.concatenate(list(found.values()))).all():
         name = next(name for name, values in found.items() if not np.isfinite(values).all())
-        raise UserError(f"credit rule '{rule.maker}': the credit of node {name} is no finite number")
+        raise UserError(f"credit rule '{rule.maker}': the credit of node {name} is not a finite number")
     return found
 
 

@@ -29,7 +29,7 @@ spec.loader.exec_module(module)
 kernel = getattr(module, request["function"], None)
 names = getattr(kernel, "arg_names", None)
 if names is None:
-    sys.exit(f"user: '{request['function']}' is no function with @triton.jit")
+    sys.exit(f"user: '{request['function']}' is not a function with @triton.jit")
 words = [word.strip() for word in request["signature"].split(",")]
 if len(words) != len(names):
     sys.exit(

@@ -161,7 +161,7 @@ class WorkerProcess:
         return ended - begun if self.plan["wall"] else after - before
 
     def canaries(self, draw):
-        """Whether every byte of the output region that is no output is as it was."""
+        """Whether every byte of the output region that is not an output is as it was."""
         at = 0
         spans = sorted(
             (one["out"] + slot * one["stride"], one["bytes"])
@@ -254,7 +254,7 @@ def main():
     before = dict(found["failed"])
     found["prepared"] = sum(
         worker.children() for worker in workers.values()
-    )  # what compiled before anything was timed is no hidden work
+    )  # what compiled before anything was timed is not a hidden work
     if plan.get("timing"):
         timed(plan, workers, [name for name in names if name in workers], pools, keep, rng, found, guarded)
     if "reference" in found["failed"] and "reference" not in before:

@@ -36,7 +36,7 @@ def mapped(path, size, write):
 
 inputs, outputs = mapped(source, int(in_bytes), False), mapped(target, int(out_bytes), True)
 answers = os.dup(1)
-os.dup2(2, 1)  # what the kernel prints is no answer
+os.dup2(2, 1)  # what the kernel prints is not an answer
 
 
 def answer(text):
@@ -75,7 +75,7 @@ def kernel_array(array):
 
 
 def store(result, into):
-    """A returned result, by its exact type: a lazy or duck-typed one is no result."""
+    """A returned result, by its exact type: a lazy or duck-typed one is not a result."""
     allowed = (np.ndarray, float, int, np.float32, np.float64, np.int32, np.int64)
     if TORCH:
         allowed = (*allowed, torch.Tensor)
