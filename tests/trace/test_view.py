@@ -16,7 +16,7 @@ from ramify.trace.node import AttemptRecord, Insert, Node, Score, make_node
 from ramify.trace.outcome import paid
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree
-from ramify.trace.view import Ended, Seen, messages_of, opening_of, seen_after, steps_of, token_messages, views, walk
+from ramify.trace.view import HowEnded, SeenSoFar, messages_of, opening_of, seen_after, steps_of, token_messages, views, walk
 
 CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": '{"way": "up"}'}}
 
@@ -109,7 +109,7 @@ def test_attempts_of_a_run_and_how_they_ended(tmp_path: File) -> None:
 
 @given(trees())
 def test_a_walk_down_a_tree_reads_what_its_paths_say(nodes: list[Node]) -> None:
-    def plain(seen: Seen) -> list[Any]:
+    def plain(seen: SeenSoFar) -> list[Any]:
         shown = [[(m.role, m.text, m.start, [n.id for n in m.nodes]) for m in part] for part in seen[:3]]
         return [*shown, dict(seen.before), dict(seen.said), seen.replies, seen.observation]
 
@@ -145,8 +145,8 @@ def test_a_completion_is_a_reply_to_its_prompt() -> None:
 
 def test_an_end_in_one_word() -> None:
     failed, cut, plain = (make_node("t", None, 0, "user", "?", stop=stop) for stop in ("failed", "truncated", ""))
-    assert [Ended(node, None, None, 1.0).word for node in (failed, cut, plain)] == ["done", "success", "success"]
-    assert [Ended(node, None, None, 0.0).word for node in (failed, cut, plain)] == ["done", "cut", "failure"]
-    assert Ended(plain).word == "done"
-    assert Ended(plain, AttemptRecord(plain.id, "t", reward=2.0), None, 0.0).word == "success"
-    assert Ended(plain, AttemptRecord(plain.id, "t", failure="503"), None, 1.0).word == "done"
+    assert [HowEnded(node, None, None, 1.0).word for node in (failed, cut, plain)] == ["done", "success", "success"]
+    assert [HowEnded(node, None, None, 0.0).word for node in (failed, cut, plain)] == ["done", "cut", "failure"]
+    assert HowEnded(plain).word == "done"
+    assert HowEnded(plain, AttemptRecord(plain.id, "t", reward=2.0), None, 0.0).word == "success"
+    assert HowEnded(plain, AttemptRecord(plain.id, "t", failure="503"), None, 1.0).word == "done"

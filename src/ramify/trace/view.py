@@ -2,7 +2,7 @@
 it ended.
 
 Importers, exporters, graders and audits read attempts of a run through :func:`views`, one path each. Pages show a tree whole:
-:func:`walk` reads what its paths share once. Both are made of :class:`Seen` and :class:`Ended`.
+:func:`walk` reads what its paths share once. Both are made of :class:`SeenSoFar` and :class:`HowEnded`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _joined(pieces: Iterable[np.ndarray | None]) -> np.ndarray | None:
     return None if any(piece is None for piece in known) else np.concatenate([piece for piece in known if piece is not None])
 
 
-class Seen(NamedTuple):
+class SeenSoFar(NamedTuple):
     """What the agent has been shown at one place of a path. Paths and trees are read by it, message by message."""
 
     opening: tuple[TokenMessage, ...] = ()
@@ -131,18 +131,18 @@ class Seen(NamedTuple):
     replies: int = 0
     """How many replies it has given."""
 
-    def then(self, message: TokenMessage) -> Seen:
+    def then(self, message: TokenMessage) -> SeenSoFar:
         """What it has been shown once ``message`` has come too."""
         opening, shown, observed, before, said, replies = self
         role, new = message.role, (message,)
         if role == "assistant":
-            return Seen(opening, (), observed, before, message.data, replies + 1)
+            return SeenSoFar(opening, (), observed, before, message.data, replies + 1)
         if role == "system" and not shown and not replies:
-            return Seen((*opening, message), (), new, before, said)
+            return SeenSoFar((*opening, message), (), new, before, said)
         if not shown:
-            return Seen(opening, new, new, said, said, replies)
+            return SeenSoFar(opening, new, new, said, said, replies)
         together = role == "tool" and observed[-1].role == "tool"
-        return Seen(opening, (*shown, message), (*observed, message) if together else new, said, said, replies)
+        return SeenSoFar(opening, (*shown, message), (*observed, message) if together else new, said, said, replies)
 
     @property
     def lead(self) -> tuple[TokenMessage, ...]:
@@ -160,7 +160,7 @@ class Seen(NamedTuple):
 class Step(NamedTuple):
     """One reply of the agent, what it was shown before, and what the environment paid for it."""
 
-    seen: Seen
+    seen: SeenSoFar
     reply: TokenMessage
     reward: float = 0.0
     valid: bool = True
@@ -173,7 +173,7 @@ class Step(NamedTuple):
 
     @property
     def observed(self) -> tuple[TokenMessage, ...]:
-        """What it saw last (:attr:`Seen.observed`)."""
+        """What it saw last (:attr:`SeenSoFar.observed`)."""
         return self.seen.observed
 
     @property
@@ -188,7 +188,7 @@ class Step(NamedTuple):
 
     @property
     def observation(self) -> str:
-        """What was observed, as text (:attr:`Seen.observation`)."""
+        """What was observed, as text (:attr:`SeenSoFar.observation`)."""
         return self.seen.observation
 
     @property
@@ -204,7 +204,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class HowEnded:
     """How what ends at a node ended."""
 
     node: Node
@@ -297,7 +297,7 @@ class View:
 
     @property
     def ending(self) -> str:
-        """What it ends in, as text: its last message, or the results of tools that came together (:attr:`Seen.observation`)."""
+        """What it ends in, as text: its last message, or results of tools that came together (:attr:`SeenSoFar.observation`)."""
         if not self.messages or self.messages[-1].role == "assistant":
             return self.end.text
         return seen_after(self.messages).observation
@@ -313,38 +313,38 @@ class View:
         return steps_of(self.messages)
 
     @cached_property
-    def ended(self) -> Ended:
+    def ended(self) -> HowEnded:
         """How it ended."""
-        return Ended(self.end, self.record, self.score, paid(self.path))
+        return HowEnded(self.end, self.record, self.score, paid(self.path))
 
     @property
     def reward(self) -> float | None:
-        """See :attr:`Ended.reward`."""
+        """See :attr:`HowEnded.reward`."""
         return self.ended.reward
 
     @property
     def success(self) -> bool | None:
-        """See :attr:`Ended.success`."""
+        """See :attr:`HowEnded.success`."""
         return self.ended.success
 
     @property
     def failure(self) -> str | None:
-        """See :attr:`Ended.failure`."""
+        """See :attr:`HowEnded.failure`."""
         return self.ended.failure
 
     @property
     def broken_off(self) -> str | None:
-        """See :attr:`Ended.broken_off`."""
+        """See :attr:`HowEnded.broken_off`."""
         return self.ended.broken_off
 
     @property
     def fork(self) -> bool:
-        """See :attr:`Ended.fork`."""
+        """See :attr:`HowEnded.fork`."""
         return self.ended.fork
 
     @property
     def cut(self) -> bool:
-        """See :attr:`Ended.cut`."""
+        """See :attr:`HowEnded.cut`."""
         return self.ended.cut
 
 
@@ -358,15 +358,15 @@ def opening_of(messages: Sequence[TokenMessage]) -> tuple[TokenMessage, ...]:
     return tuple(messages[: next((i for i, one in enumerate(messages) if one.role != "system"), len(messages))])
 
 
-def seen_after(messages: Iterable[TokenMessage]) -> Seen:
+def seen_after(messages: Iterable[TokenMessage]) -> SeenSoFar:
     """What the agent has been shown after ``messages``, from the first one on."""
-    return functools.reduce(Seen.then, messages, Seen())
+    return functools.reduce(SeenSoFar.then, messages, SeenSoFar())
 
 
 def steps_of(messages: Sequence[TokenMessage]) -> list[Step]:
     """One step a reply; a reply that was forked inside is one."""
     steps: list[Step] = []
-    seen = Seen()
+    seen = SeenSoFar()
     for i, one in enumerate(messages):
         if one.role == "assistant":
             answer = messages[i + 1].nodes[:1] if i + 1 < len(messages) and messages[i + 1].role != "assistant" else ()
@@ -383,7 +383,7 @@ class Reached:
     __slots__ = ("_message", "_seen", "above", "children", "node", "onward", "paid", "parts", "start", "up")
 
     def __init__(
-        self, node: Node, before: tuple[Part, ...], above: Seen, up: str | None, start: int, paid: float | None, tree: Tree
+        self, node: Node, before: tuple[Part, ...], above: SeenSoFar, up: str | None, start: int, paid: float | None, tree: Tree
     ) -> None:
         size = len(node)
         self.node, self.above, self.up, self.start = node, above, up, start
@@ -397,7 +397,7 @@ class Reached:
         self.onward = [child for child in self.children if child.offset >= size]
         """The children that follow the node; those that hang inside it replace the rest of it."""
         self._message: TokenMessage | None = None
-        self._seen: Seen | None = None
+        self._seen: SeenSoFar | None = None
 
     @property
     def message(self) -> TokenMessage:
@@ -408,7 +408,7 @@ class Reached:
         return self._message
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> SeenSoFar:
         """What the agent has been shown after the node."""
         if self._seen is None:
             self._seen = self.above.then(self.message) if self.parts else self.above
@@ -443,7 +443,7 @@ def _kept(node: Node, parts: tuple[Part, ...], start: int) -> TokenMessage:
 
 def walk(tree: Tree) -> Iterator[Reached]:
     """Every node of a tree, parents before their children and a branch to its end before the next one."""
-    waiting = [Reached(tree.root, (), Seen(), None, 0, None, tree)]
+    waiting = [Reached(tree.root, (), SeenSoFar(), None, 0, None, tree)]
     while waiting:
         here = waiting.pop()
         yield here

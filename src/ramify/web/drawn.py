@@ -25,7 +25,7 @@ from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Finding
 from ramify.trace.outcome import by_leaf, is_reward
-from ramify.trace.view import Ended
+from ramify.trace.view import HowEnded
 from ramify.web.outline import Choice, Outline, SuccessAfter, counted
 from ramify.web.steps import ShownStep, TaskTree
 
@@ -351,7 +351,7 @@ def _scores(run: Run, tree: TaskTree, found: Outline) -> dict[int, tuple[tuple[s
     records = by_leaf(run.attempts(tree=tree.info.name))
     for score in run.scores(tree=tree.info.name):
         shown = "none" if score.value is None else f"{score.value:.4g}"
-        ended = Ended(tree.tree.node(score.node), records.get(score.node), score)
+        ended = HowEnded(tree.tree.node(score.node), records.get(score.node), score)
         unit = ended.word if is_reward(score.unit) else score.unit
         made.setdefault(found.of.get(score.node, 0), []).append((_text(score.scorer), shown, _text(unit)))
     return {at: tuple(rows[:_SAMPLES]) for at, rows in made.items()}

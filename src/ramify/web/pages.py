@@ -39,7 +39,7 @@ from ramify.trace.db import Run
 from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, by_leaf, is_reward, settled, undecided
-from ramify.trace.view import Ended
+from ramify.trace.view import HowEnded
 from ramify.web.beside import compare_runs, pairs
 from ramify.web.drawn import PageData, drawn, number, numbers
 from ramify.web.lanes import lanes
@@ -229,7 +229,7 @@ def node_html(run: Run, name: str) -> str:
         numbers=numbers(why[0].value, meanings(run).get(why[0].maker, {})) if why else [],
         findings=[_finding_view(finding, True, ()) for finding in run.findings(node=node.id)],
         scores=[
-            (v.scorer, v.value, Ended(node, record, v).word if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)
+            (v.scorer, v.value, HowEnded(node, record, v).word if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)
         ],
     )
 

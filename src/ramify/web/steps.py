@@ -14,7 +14,7 @@ from ramify.trace.message import Message
 from ramify.trace.node import Annotation, Node, TreeInfo
 from ramify.trace.outcome import Decider, Ending, ended, settled
 from ramify.trace.tree import Tree
-from ramify.trace.view import Ended, Reached, Seen, TokenMessage, walk
+from ramify.trace.view import HowEnded, Reached, SeenSoFar, TokenMessage, walk
 
 START = "start"
 _ENDS = {"success": "the attempt succeeded", "failure": "the attempt failed", "cut": "the attempt was cut off", "done": "an end"}
@@ -25,7 +25,7 @@ class ShownStep:
     """One message of the agent, with the environment's answer to it."""
 
     reply: TokenMessage
-    seen: Seen
+    seen: SeenSoFar
     """What the agent had been shown."""
     parent: str | None
     """Id of the step before it; None for the first of an attempt."""
@@ -42,7 +42,7 @@ class ShownStep:
     answers: list[TokenMessage] = field(default_factory=list)
     """The messages that follow it, of all branches, up to the next steps."""
     outcome: str = ""
-    """:attr:`ramify.trace.view.Ended.word` where an attempt ends with this step, else empty."""
+    """:attr:`ramify.trace.view.HowEnded.word` where an attempt ends with this step, else empty."""
     reward: float | None = None
     fork: bool = False
     """What ends with this step is a fork, not an attempt."""
@@ -168,7 +168,7 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
 def _end(step: ShownStep | None, prompt: list[str], here: Reached, ending: Ending | None) -> None:
     """Note on ``step``, else in the prompt, that an attempt ended: not where it only forks, or goes on."""
     record, score = (None, None) if ending is None else (ending.record, ending.score)
-    said = Ended(here.node, record, score, here.paid)
+    said = HowEnded(here.node, record, score, here.paid)
     if said.failure is not None:
         note = f"The attempt failed: {said.failure}"
         if step is None:
