@@ -184,8 +184,17 @@ VERBS: tuple[Verb, ...] = (
         after="judge-evolution rescore",
         repeats=True,
     ),
-    Verb("judge-evolution promote run reviewer --to nobody --json", after="judge-evolution rescore"),
-    Verb("judge-evolution show run --git archive --json", after="judge-evolution evolve", once="archive"),
+    Verb(
+        "judge-evolution promote run reviewer --to nobody --json",
+        name="judge-evolution promote-to",
+        after="judge-evolution rescore",
+    ),
+    Verb(
+        "judge-evolution show run --git archive --json",
+        name="judge-evolution show-git",
+        after="judge-evolution evolve",
+        once="archive",
+    ),
     Verb(
         "theory-loop confirm loop claim.json --register --people 8 --rival coin --json",
         name="theory-loop confirm-register",
