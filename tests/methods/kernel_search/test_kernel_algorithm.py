@@ -215,7 +215,7 @@ def test_a_kernel_is_read_from_its_signature_and_its_note() -> None:
         ("// ramify: n = 5; x[k]\nvoid f(int n, float *x) {}", "'k' is not a scalar"),
         ("// ramify: n = 5; hurry\nvoid f(int n, float *x) {}", "kernel.c:1: the clause 'hurry'"),
         ("// ramify: n = 5\nvoid f(int n, const float *x) {}", "has no output"),
-        ("// ramify: n = 5; knob A = ;\nvoid f(int n, float *x) {}", "no knob"),
+        ("// ramify: n = 5; knob A = ;\nvoid f(int n, float *x) {}", "not a knob"),
         ("// ramify: n = __import__('os')\nvoid f(int n, float *x) {}", "is not a number"),
         ("void f(int n) {}\nvoid g(int n) {}", "name one"),
     ],
@@ -229,7 +229,7 @@ def test_a_python_kernel_is_parsed_and_never_imported() -> None:
     task = from_python("import numba\nraise SystemExit\n# ramify: n = 10; x[n]; out y[n, 2]\ndef f(n, x, y):\n    pass\n")
     assert (task.kind, task.symbol) == ("numba", "f")
     assert task.counts(task.main) == {"x": 10, "y": 20}
-    with pytest.raises(UserError, match="no Python"):
+    with pytest.raises(UserError, match="not Python"):
         from_python("def (")
 
 

@@ -159,7 +159,7 @@ def test_diagnose_and_its_loops_name_the_line(
         (("diagnose", "{kernel}:sum", "--flags", "-O2"), "diagnose without --loops takes no --flags"),
         (("diagnose", "{kernel}:sum", "--warps", "4"), "a kernel that is run here takes no --warps"),
         (("diagnose", "add.sass", "--no-simulate"), "a kernel of a GPU takes no --no-simulate"),
-        (("diagnose", "add.sass", "--arch", "sm_1"), "no known chip"),
+        (("diagnose", "add.sass", "--arch", "sm_1"), "not a known chip"),
         (("diagnose", "add.sass"), "there is no kernel add.sass"),
         (("explain", "nowhere"), "no run 'nowhere'"),
         (("bench", "{kernel}", "missing.c"), "cannot read the kernel missing.c"),

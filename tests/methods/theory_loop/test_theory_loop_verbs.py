@@ -388,7 +388,7 @@ def test_what_does_not_fit_is_one_sentence(done: Path, tmp_path: Path, capsys: p
         (("check", done, "--count", 20), "check of a run without --against takes no --count"),
         (("confirm", done, "claim.json", "--people", 20), "confirm without --register takes no --people"),
         (("confirm", done, "claim.json", "--register", "--strict"), "confirm --register takes no --strict"),
-        (("confirm", done, tmp_path / "bad.json"), "no registration"),
+        (("confirm", done, tmp_path / "bad.json"), "not a registration"),
         (("show", tmp_path), "not a run"),
     ):
         assert loop(*words) == 2, words
