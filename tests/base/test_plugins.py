@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ramify.trace.db import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -169,29 +173,22 @@ def test_importing_ramify_looks_for_no_plugin(site: Path) -> None:
     assert done.stdout.split() == ["False"]
 
 
-@pytest.mark.slow
-def test_the_sample_package_installs_and_its_parts_are_found(tmp_path: Path) -> None:
-    """pip builds examples/plugin offline with the setuptools that is here, into a folder of its own."""
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A copy of examples/plugin, and the folder into which pip installed it, offline, with the setuptools that is here."""
     pytest.importorskip("setuptools", reason="setuptools is not installed: THE SAMPLE PLUG-IN IS NOT TESTED")
-    import shutil
-
-    source, target = tmp_path / "plugin", tmp_path / "site"
+    folder = tmp_path_factory.mktemp("sample")
+    source, target = folder / "plugin", folder / "site"
     shutil.copytree(ROOT / "examples" / "plugin", source)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--target",
-        str(target),
-        str(source),
-    ]
-    built = subprocess.run(pip, capture_output=True, text=True)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index"]
+    built = subprocess.run([*pip, "--target", str(target), str(source)], capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
+    return source, target
 
+
+@pytest.mark.slow
+def test_the_sample_package_installs_and_its_parts_are_found(sample: tuple[Path, Path], tmp_path: Path) -> None:
+    source, target = sample
     for kind, name in (("env", "lights"), ("judge", "switches"), ("model", "lights-expert")):
         assert name in json.loads(call(target, "list", kind, "--json").stdout)["names"]
         done = call(target, "check", kind, name)
@@ -216,6 +213,52 @@ def test_the_sample_package_installs_and_its_parts_are_found(tmp_path: Path) -> 
     environ = dict(os.environ) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     tested = subprocess.run(own, cwd=source, env=environ, capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout
+
+
+@pytest.mark.slow
+def test_the_samples_method_works_on_a_run_as_ours_do(sample: tuple[Path, Path], tmp_path: Path) -> None:
+    """It reads, forks and marks a run of a built-in agent in a built-in environment, and the run shows it."""
+    _, target = sample
+    folder = tmp_path / "run"
+    played = call(target, "rollout", "--env", "household", "--out", str(folder), "--json")
+    assert played.returncode == 0, played.stderr
+    plain, forked, again = (
+        json.loads(call(target, "detours", "find", str(folder), "--json", *fork).stdout) for fork in ([], *2 * [["--fork", "1"]])
+    )
+    assert plain["detours"]
+    assert forked == again
+    assert [one["reply"] for one in forked["detours"]] == [one["reply"] for one in plain["detours"]]
+    assert forked["forks"]["n"] == len({one["before"] for one in plain["detours"]})
+
+    with Run.open(folder) as run:
+        found = [one.node for one in run.findings(maker="detours find") if one.name == "detour"]
+        assert sorted(map(str, found)) == sorted({one["reply"] for one in plain["detours"]})
+        assert {note.node for note in run.annotations(name="detour")} == set(found)
+    shown = call(target, "show", str(folder)).stdout
+    assert all(text in shown for text in ("detours find   detour", "with a detour", "back to step", "continuations"))
+
+
+@pytest.mark.slow
+def test_the_samples_method_passes_its_cases_and_its_reproduction(sample: tuple[Path, Path]) -> None:
+    done = run(sample[1], SEVERAL, "check method detours --quick --json", "repro detours --quick --json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    checked, reproduced = map(json.loads, done.stdout.splitlines())
+    assert [(one["truth"], one["status"]) for one in checked["cases"]] == [("nothing", "pass"), ("planted", "pass")]
+    assert reproduced["passed"]
+
+
+def test_the_sample_uses_public_names_alone() -> None:
+    """No module or name that begins with an underscore, none of a method of ramify's."""
+    files = sorted((ROOT / "examples" / "plugin" / "src").rglob("*.py"))
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names.discard("__future__.annotations")
+    assert "ramify.kit.Verbs" in names
+    assert [name for name in names if name.startswith("ramify.methods") or "._" in f".{name}"] == []
+    private = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr[:2] != "__"]
+    assert [node.attr for node in private if not (isinstance(node.value, ast.Name) and node.value.id == "self")] == []
 
 
 def test_a_model_of_ones_own_is_recognised_without_reading_its_properties(tmp_path: Path) -> None:

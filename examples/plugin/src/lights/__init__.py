@@ -1,5 +1,5 @@
-"""An environment of light switches, a judge and a model for it: importing this package registers them."""
+"""An environment of light switches, a judge and a model for it, and a method: importing this package registers them."""
 
-from lights import environment, judge, model
+from lights import detours, environment, judge, model
 
-__all__ = ["environment", "judge", "model"]
+__all__ = ["detours", "environment", "judge", "model"]
