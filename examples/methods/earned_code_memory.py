@@ -59,7 +59,7 @@ async def main():
             given = await memory.select(request)  # before a task
             memory.record(request, agent(request, given.text), True, given)  # after it
             await memory.reflect(reflect)  # at night
-            print(f"{request}: given {len(given.ids)}, tools written:", (await memory.codify(write_tool))["active"])
+            print(f"{request}: given {len(given.ids)}, tools written:", list((await memory.codify(write_tool)).active))
         given = await memory.select("delete my 3 oldest notes")
         async with ToolBox(memory, notes) as box:
             print(given.tools[0]["function"]["name"], (await box.call("delete_old", {"n": 3})).shown, f"{len(NOTES)} notes left")

@@ -76,11 +76,11 @@ def test_blobs_that_are_links_or_devices(theirs: Path) -> None:
     for target in ("/dev/zero", "/etc/hostname"):
         path.unlink()
         path.symlink_to(target)
-        with Run.open(theirs) as run, pytest.raises(UserError, match="no plain file"):
+        with Run.open(theirs) as run, pytest.raises(UserError, match="not a plain file"):
             run.blobs.get(name)
     path.unlink()
     os.mkfifo(path)
-    with Run.open(theirs) as run, pytest.raises(UserError, match="no plain file"):
+    with Run.open(theirs) as run, pytest.raises(UserError, match="not a plain file"):
         run.blobs.get(name)
     shutil.rmtree(path.parent)
     Path("elsewhere").mkdir()

@@ -92,7 +92,7 @@ def test_loading_it_imports_nothing_heavy() -> None:
         "print(*sorted({n for n in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) == {"ramify", "ramify.integrations", PLUGIN}
+    assert set(done.stdout.split()) == {"ramify", "ramify.base", "ramify.base.version", "ramify.integrations", PLUGIN}
 
 
 def test_assertions_are_registered_with_a_line_of_help() -> None:

@@ -279,7 +279,7 @@ def test_logged_completions_keep_step_rewards_and_advantage(tmp_path: Path) -> N
      ({"prompt": "p", "completion": []}, "holds no message"), ({"prompt": "p", "completion": None}, "'completion' must be"),
      ({"prompt": "p", "completion": [{"role": "robot", "content": ""}]}, "role 'robot'"), ({"chosen": "a"}, "'rejected' must be"),
      ({"prompt": "p", "completion": "c", "reward": "high"}, "'reward' must be a number"), ({}, "this one has nothing"),
-     ({"prompt": "p", "completion": "c", "reward": float("inf")}, "infinite"), ({"completion": [7]}, "no object"),
+     ({"prompt": "p", "completion": "c", "reward": float("inf")}, "infinite"), ({"completion": [7]}, "not an object"),
      ({"prompt": "p", "completion": "c", "reward": 10**400}, "infinite"), ({"messages": []}, "holds no message"),
      ({"prompt": [{"role": "user", "content": 5}], "completion": "c"}, "neither text nor"),
      ({"completion": "c", "step": "x"}, "'step'"),

@@ -153,7 +153,7 @@ def test_graph_credit_of_step_rows_is_that_of_the_method() -> None:
     ("change", "message"),
     [({"anchor_obs": None}, "needs 'anchor_obs', which verl's own trainer does not hand"),
      ({"index": np.array(["p"])}, "'index' has 1"),
-     ({"token_level_rewards": torch.full((8, 2), float("nan"))}, "no finite number"), ({"rule": "gipo"}, "rule"),
+     ({"token_level_rewards": torch.full((8, 2), float("nan"))}, "not a finite number"), ({"rule": "gipo"}, "rule"),
      ({"response_mask": torch.ones(8, 3)}, r"\[8, 2\] and response_mask \[8, 3\]"), ({"config": {"gamma": 2.0}}, "gamma")],
 )  # fmt: skip
 def test_what_an_estimator_cannot_use_is_one_sentence(change: dict[str, Any], message: str) -> None:

@@ -151,7 +151,7 @@ def test_faults_of_records(run: Run) -> None:
         run.add(make_node("v", nodes[0].id, 0, "user", "x"))
     with pytest.raises(UserError, match="another task"):
         run.add_tree("t", {"id": "other"})
-    with pytest.raises(UserError, match="no valid text"):
+    with pytest.raises(UserError, match="not valid text"):
         run.tree("\ud800")
     with pytest.raises(UserError, match="cannot be stored"):
         run.add(Annotation(nodes[1].id, 0, "\ud800", "m", None))
@@ -255,10 +255,10 @@ def test_folders_that_are_no_run(tmp_path: Path) -> None:
     content = (tmp_path / "good" / "run.sqlite").read_bytes()
     for name, data, message in (
         ("empty", b"", "the file is empty"),
-        ("garbage", b"not a database at all" * 400, "no run"),
+        ("garbage", b"not a database at all" * 400, "not a run"),
         ("cut", content[: len(content) // 2], "cut short|damaged"),
         ("cut-at-page", content[: 4096 * 3], "cut short|damaged"),
-        ("header", content[:100], "no run|damaged|cut short"),
+        ("header", content[:100], "not a run|damaged|cut short"),
     ):
         folder = tmp_path / name
         folder.mkdir()
@@ -352,7 +352,7 @@ def test_blobs(run: Run) -> None:
     assert list(run.blobs.names()) == [name]
     with pytest.raises(UserError, match="no blob"):
         run.get_blob("0" * 24)
-    with pytest.raises(UserError, match="no blob hash"):
+    with pytest.raises(UserError, match="not a blob hash"):
         run.get_blob("../../etc")
     next(run.blobs.folder.glob("??/*")).write_bytes(b"other")
     with pytest.raises(RamifyError, match="damaged"):

@@ -209,7 +209,7 @@ def test_prompts_of_a_file(pair: tuple[str, Path], tmp_path: Path, call: Call) -
         (["calibrate", "{target}", "{out}", "--prompts", "nowhere.txt"], 2, "cannot read nowhere.txt"),
         (["calibrate", "{target}", "{empty}"], 2, "holds no drafter"),
         (["calibrate", "{target}", "{out}", "--n", "2", "--tokens", "2"], 2, "give longer replies"),
-        (["profile", "{target}", "{out}", "--loads", "one"], 2, "no list of numbers"),
+        (["profile", "{target}", "{out}", "--loads", "one"], 2, "not a list of numbers"),
         (["verify-lossless", "{target}", "{out}", "--schedule", "gredy"], 2, "unknown schedule 'gredy' (did you mean 'greedy'?)"),
         (["verify-lossless", "{target}", "{out}", "--schema", "nowhere.json"], 2, "cannot read the JSON schema nowhere.json"),
         (["profile", "{target}", "{out}", "--loads", "0"], 2, "at least one request"),

@@ -332,7 +332,7 @@ def test_an_intervention_touches_its_field_only(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="also changes the text 'task', which is not declared"):
         intervention(environment, strict, task, {"instruction": "clear"})
     assert varied(task, config, {}).data == task.data
-    with pytest.raises(UserError, match="no declared field"):
+    with pytest.raises(UserError, match="not a declared field"):
         varied(task, config, {"moon": 1})
 
 
@@ -362,7 +362,7 @@ def test_wrong_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "did it yet" in refused(capsys, "change", case, "sentences")
     assert "has no variant 'sen'" in refused(capsys, "change", case, "variant", "sen", "--instruct", "x")
     assert "must be 'third', 'after' or 'before'" in refused(capsys, "ask", case, "question", "a", "b", "c", "--about", "now")
-    assert "no regular expression" in refused(capsys, "change", case, "forbid", "x", "(")
+    assert "not a regular expression" in refused(capsys, "change", case, "forbid", "x", "(")
     assert "variant takes no --turn" in refused(capsys, "change", case, "variant", "--turn", "0")
     assert "forbid takes NAME PATTERN, not 'x'" in refused(capsys, "change", case, "forbid", "x")
     assert "sentences takes [NODE] [NODE], not 'a' 'b' 'c'" in refused(capsys, "change", case, "sentences", "a", "b", "c")
@@ -388,7 +388,7 @@ def test_wrong_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
         ("model", "factory:nowhere:x", "names nothing that can be imported"),
         ("behavior", "zzz", "unknown behaviour 'zzz'"),
         ("behavior", "judge:", "unknown behaviour 'judge:'"),
-        ("behavior", "regex:(", "no regular expression"),
+        ("behavior", "regex:(", "not a regular expression"),
         ("judge", "zzz", "unknown model 'zzz'"),
     ],
 )

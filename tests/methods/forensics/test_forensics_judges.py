@@ -97,7 +97,7 @@ def test_a_judge_answers_once_for_equal_texts() -> None:
     [
         ("gade", "did you mean 'grade'"),
         ("regex:", "unknown behaviour 'regex:'"),
-        ("regex:(", "no regular expression"),
+        ("regex:(", "not a regular expression"),
         ("judge:x", "needs a model as judge"),
         ("factory:nowhere:x", "names nothing that can be imported"),
     ],

@@ -138,7 +138,7 @@ BAD = [
     ({"task_id": 1, "steps": [{"state": 1, "action": "a", "actions": "x"}]}, "step 0: 'actions' must be a list of texts"),
     (
         {"task_id": 1, "steps": [{"state": {1, "a"}, "action": "a"}, {"state": object(), "action": "a"}]},
-        "no canonical key|no JSON",
+        "no canonical key|not JSON|no JSON",
     ),
 ]
 

@@ -118,14 +118,14 @@ def test_a_judge_is_read_strictly():
     fenced = ScriptedModel(["```json\n" + json.dumps(good) + "\n```"], tokens=False)
     assert marked(Asked(fenced, None, STEPS), ["a", "b"]) == [StepLabel("advance"), StepLabel("retract", 0)]
     for reply, fault in (
-        ("sure: []", "no JSON array"),
+        ("sure: []", "not a JSON array"),
         ("{}", "no marks for 2"),
         (json.dumps(good[:1]), "1 marks for 2 steps"),
         (json.dumps([mark(0), mark(0)]), "with index 1"),
         (json.dumps([mark(0), mark(1) | {"why": "x"}]), "not of the form"),
         (json.dumps([mark(0), mark(1, "repent")]), "'repent', none of"),
-        (json.dumps([mark(0), mark(1, "retract", 7)]), "no step"),
-        ("[" * 100_000, "no JSON array"),
+        (json.dumps([mark(0), mark(1, "retract", 7)]), "not a step"),
+        ("[" * 100_000, "not a JSON array"),
     ):
         with pytest.raises(ValueError, match=fault):
             read_marks(reply, [Item("a"), Item("b")])

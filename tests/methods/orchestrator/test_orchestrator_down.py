@@ -234,7 +234,7 @@ def test_an_outage_teaches_evolution_nothing() -> None:
     assert None not in played([0.0, 1.0])
     assert None not in played([1.0, 0.0], exclude=["broken"])
     search = SepCma(np.zeros(2), 1.0, size=4)
-    with pytest.raises(UserError, match="no finite number"):
+    with pytest.raises(UserError, match="not a finite number"):
         search.tell(search.ask(), [0.0, 1.0, float("nan"), 0.0])
 
 

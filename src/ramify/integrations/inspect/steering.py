@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ramify.methods.crosscoder.dictionary import Dictionary
     from ramify.methods.crosscoder.record import Steering
     from ramify.methods.crosscoder.run import Checkpoints
-    from ramify.methods.crosscoder.steer import change_of
 
 
 def inspect_steering(
@@ -57,6 +56,7 @@ def inspect_steering(
     from ramify.methods.crosscoder.dictionary import Dictionary
     from ramify.methods.crosscoder.record import Steering
     from ramify.methods.crosscoder.run import Checkpoints
+    from ramify.methods.crosscoder.steer import change_of
 
     if (gain is None) == (clamp is None):
         raise UserError("steering needs one of gain and clamp")
