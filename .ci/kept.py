@@ -154,7 +154,7 @@ def tested(test: Path) -> set[Path]:
     modules = {name for file in own for name in _imports(file)}
     folders = {file.parent for file in own} - {TESTS}
     found = own | {data for data in _data() if folders & {data.parent, data.parent.parent}}
-    loaded = ("__init__.py", "pytest_plugin.py")  # by every pytest
+    loaded = ("__init__.py", "pytest/__init__.py", "pytest/plugin.py")  # by every pytest
     found |= below("tests/conftest.py", "tests/forked.py", *(f"src/ramify/integrations/{name}" for name in loaded))
     found |= imported(modules) | named(text)
     if "fixtures" in text:

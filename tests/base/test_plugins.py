@@ -209,7 +209,7 @@ def test_the_sample_package_installs_and_its_parts_are_found(sample: tuple[Path,
     ]
     done = call(target, "improve", "--env", "lights", *small, "--out", str(tmp_path / "run"), "--json")
     assert done.returncode == 0, done.stderr
-    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest_plugin"]
+    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest.plugin"]
     environ = dict(os.environ) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     tested = subprocess.run(own, cwd=source, env=environ, capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout

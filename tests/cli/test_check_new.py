@@ -147,7 +147,7 @@ def test_skeletons_are_typed_and_their_own_tests_pass(here: Path, mypy: Callable
     sources, tests = ([f"fresh-{kind}/{part}" for kind in kinds] for part in ("src", "tests"))
     files = [file for folder in (*sources, *tests) for file in Path(folder).iterdir()]
     types = [*mypy(*(file.stem for file in files)), *map(str, files)]
-    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest_plugin"]
+    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest.plugin"]
     environ = dict(os.environ) | {"MYPYPATH": ":".join(sources), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     for command in (types, [*own, "-o", "pythonpath=" + " ".join(str(here / source) for source in sources), *tests]):
         done = subprocess.run(command, env=environ, capture_output=True, text=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 KEY = "sk-canary-51f2c7d09ab34e68"
-PLUGIN = "ramify.integrations.pytest_plugin"
+PLUGIN = "ramify.integrations.pytest.plugin"
 MADE = """
 import os, sqlite3
 from pathlib import Path

@@ -18,7 +18,7 @@ from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
 from ramify.env.protocol import Task
-from ramify.integrations.assertions import assert_no_step_below
+from ramify.integrations.pytest.assertions import assert_no_step_below
 from ramify.integrations.trainers.trl_trainer import reward_function
 from ramify.methods.implicit_advantage import AdvantageConfig, AdvantageScorer
 from ramify.methods.implicit_advantage.grader import AdvantageGrader

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.integrations.assertions import assert_survives
+from ramify.integrations.pytest.assertions import assert_survives
 from ramify.methods.governance.carriage import survives
 from ramify.methods.governance.standing_rules import scenarios
 from ramify.rollout.pins import Pin, Pins, pin

@@ -12,7 +12,7 @@ import pytest
 from ramify.base.errors import NeedsError, UserError
 from ramify.integrations.harnesses import autogen_pins, langchain_pins, openai_agents_pins
 from ramify.integrations.inspect import compaction as inspect_compaction
-from ramify.integrations.pytest_plugin import Assertions
+from ramify.integrations.pytest.plugin import Assertions
 from ramify.rollout.pins import Pins, pin, without_blocks
 
 RULE = "Never purchase anything above 100 dollars."

@@ -12,21 +12,21 @@ import pytest
 from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.env.builtin.chain import ChainEnvironment
-from ramify.integrations.assertions import assert_conforms, assert_judge_agrees, assert_same_tree, assert_success_rate
+from ramify.integrations.pytest.assertions import assert_conforms, assert_judge_agrees, assert_same_tree, assert_success_rate
 from ramify.jobs.play import play
 from ramify.model.scripted import ScriptedModel
 from ramify.score.judge import Each, Item
 from ramify.score.match import ExactMatch
 from ramify.trace.db import Run
 
-PLUGIN = "ramify.integrations.pytest_plugin"
+PLUGIN = "ramify.integrations.pytest.plugin"
 
 USERS_TEST = '''
 import os
 import pytest
 from ramify.base.errors import NeedsError
 from ramify.base.registry import register
-from ramify.integrations.pytest_plugin import assert_conforms
+from ramify.integrations.pytest.plugin import assert_conforms
 
 @register("assertion", "answers")
 def assert_answers(text):
@@ -92,7 +92,8 @@ def test_loading_it_imports_nothing_heavy() -> None:
         "print(*sorted({n for n in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) == {"ramify", "ramify.base", "ramify.base.version", "ramify.integrations", PLUGIN}
+    own = {"ramify", "ramify.base", "ramify.base.version", "ramify.integrations", "ramify.integrations.pytest", PLUGIN}
+    assert set(done.stdout.split()) == own
 
 
 def test_assertions_are_registered_with_a_line_of_help() -> None:

@@ -89,7 +89,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ramify.integrations.trainers.trl",
         "ramify.integrations.trainers.verl",
     ),
-    "assertion": ("ramify.integrations.assertions",),
+    "assertion": ("ramify.integrations.pytest.assertions",),
     "renderer": ("ramify.web.notebook",),
 }
 

@@ -43,7 +43,11 @@ def test_an_even_split_is_no_unless_ties_count() -> None:
 
 
 def test_mistakes_are_one_sentence() -> None:
-    for spec, says in [("regx:a", "did you mean 'regex'"), ("regex:(", "not a regular expression"), ("judge:", "needs an argument")]:
+    for spec, says in [
+        ("regx:a", "did you mean 'regex'"),
+        ("regex:(", "not a regular expression"),
+        ("judge:", "needs an argument"),
+    ]:
         with pytest.raises(UserError, match=says):
             find_jury([spec])
     with pytest.raises(UserError, match="at least one judge"):

@@ -14,7 +14,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.engine.sampling import key_uniforms
-from ramify.integrations.pytest_plugin import Assertions
+from ramify.integrations.pytest.plugin import Assertions
 from ramify.methods.kernel_search import search
 from ramify.methods.kernel_search.library import CodeLibrary, signature
 from ramify.methods.kernel_search.plugins import KernelJudge

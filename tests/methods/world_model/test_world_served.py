@@ -204,7 +204,7 @@ def test_a_users_tests_have_it_as_a_fixture(tmp_path: Path) -> None:
     (folder / "control.toml").write_text('[[control]]\nkind = "fault"\non = [2]\ntext = "busy"\n')
     (folder / "world.toml").write_text('model = "copy"\ntools = "tools.json"\nstate = "state.json"\ncontrol = "control.toml"\n')
     (folder / "test_users.py").write_text(USERS_TEST)
-    plugin = ("-p", "ramify.integrations.pytest_plugin", "-p", "no:cacheprovider")
+    plugin = ("-p", "ramify.integrations.pytest.plugin", "-p", "no:cacheprovider")
     environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugin, "tests"], cwd=tmp_path, env=environ, capture_output=True, text=True

@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_before] = os.environ.get(_VARIABLE)
         os.environ[_VARIABLE] = "1"
     if config.getoption("--ramify-diagnose") and not hasattr(config, "workerinput"):
-        from ramify.integrations.pytest_diagnose import Diagnose
+        from ramify.integrations.pytest.diagnose import Diagnose
 
         config.pluginmanager.register(Diagnose(config.getoption("--ramify-diagnose"), config.rootpath))
 
@@ -172,7 +172,7 @@ def sim_env(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """``from ramify.integrations.pytest_plugin import assert_conforms`` and so on."""
+    """``from ramify.integrations.pytest.plugin import assert_conforms`` and so on."""
     if name.startswith("assert_"):
         return _find(name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
