@@ -24,7 +24,7 @@ from ramify.rollout.attempts import Attempt
 from ramify.rollout.fork import fork
 from ramify.rollout.potential import Fixed, potential
 from ramify.rollout.run import Episodes
-from ramify.rollout.steps import Steps, step_trace
+from ramify.rollout.steps import StepForks, step_trace
 from ramify.trace.db import Run
 
 TASK = Task("climb", {"goal": 4})
@@ -218,7 +218,7 @@ def test_fork_potential_and_tree_rollouts_work_without_snapshots(tmp_path: Path)
         replayed = asyncio.run(fork(made, "t", TASK, first.turns[1].node.id, edit={"replace": "down"}, after="replay"))
         assert replayed.arm.attempts[0].failure is None
         trace = step_trace(made, first)
-        counts, _ = asyncio.run(potential(Steps(made, "graded"), trace, range(trace.length + 1), Fixed(4)))
+        counts, _ = asyncio.run(potential(StepForks(made, "graded"), trace, range(trace.length + 1), Fixed(4)))
         assert all(found.n == 4 for found in counts.values())
         told = asyncio.run(fork(made, "t", TASK, first.turns[1].answer.id, n=3, edit={"replace": "at the top"}))
         below = told.arm.attempts[0].turns[0].answer.id

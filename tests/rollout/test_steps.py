@@ -17,7 +17,7 @@ from ramify.rollout.attempts import Attempt
 from ramify.rollout.fork import fork
 from ramify.rollout.potential import Fixed, RunCounts, UntilLost, potential
 from ramify.rollout.run import Episodes
-from ramify.rollout.steps import Steps, StepTrace, step_trace
+from ramify.rollout.steps import StepForks, StepTrace, step_trace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 from tests.halls import Hall, Halls
@@ -43,7 +43,7 @@ def played(run: Run, wanted: bool, truncated: bool = False) -> tuple[Episodes, A
     return made, asyncio.run(find())
 
 
-def count(forks: Steps, trace: StepTrace, n: int, purpose: str = "scan") -> list[Counts]:
+def count(forks: StepForks, trace: StepTrace, n: int, purpose: str = "scan") -> list[Counts]:
     async def work() -> list[Counts]:
         return list(await asyncio.gather(*(forks.count(trace, t, n, purpose) for t in range(trace.length + 1))))
 
@@ -55,7 +55,7 @@ def test_the_potential_falls_at_the_step_that_decides(tmp_path: Path) -> None:
         made, attempt = played(run, False)
         trace = step_trace(made, attempt)
         assert (trace.length, trace.correct, trace.actions[1]) == (3, False, "right")
-        forks = Steps(made)
+        forks = StepForks(made)
         before, first, second, last = count(forks, trace, 40)
         assert abs(before.rate - 0.7) < 0.25
         assert abs(first.rate - 0.7) < 0.25
@@ -73,7 +73,7 @@ def test_a_purpose_has_samples_of_its_own(tmp_path: Path) -> None:
         trace = step_trace(made, attempt)
         node = trace.nodes[0]
         for purpose in ("scan 2", "scan 9"):
-            count(Steps(made), trace, 20, purpose)
+            count(StepForks(made), trace, 20, purpose)
         plain = asyncio.run(fork(made, "t", TASK, node, None, 4))
         assert sorted(a.index for a in plain.arm.attempts) == [0, 1, 2, 3]
         again = asyncio.run(fork(made, "t", TASK, node, None, 4))
@@ -96,19 +96,19 @@ def test_counts_stay_in_the_run_and_a_second_call_samples_the_rest(tmp_path: Pat
         made, attempt = played(run, False)
         trace, store = step_trace(made, attempt), RunCounts(run)
 
-        def measured(steps: Steps, n: int) -> dict[int, Counts]:
+        def measured(steps: StepForks, n: int) -> dict[int, Counts]:
             return asyncio.run(potential(steps, trace, range(trace.length + 1), Fixed(n), store=store))[0]
 
-        few = measured(Steps(made), 4)
-        more = Steps(made)
+        few = measured(StepForks(made), 4)
+        more = StepForks(made)
         assert measured(more, 10)[0] != few[0]
         assert more.spent().forks == 3 * 6  # four of ten were there, and the last position is known
-        again = Steps(made)
-        assert measured(again, 10) == measured(Steps(made), 10)
+        again = StepForks(made)
+        assert measured(again, 10) == measured(StepForks(made), 10)
         assert again.spent().forks == 0
         run.commit()
         assert [mark.value for mark in run.annotations(name="potential", node=trace.nodes[2])] == [{"k": 0, "n": 10}]
-        _, lost = asyncio.run(potential(Steps(made), trace, range(trace.length + 1), UntilLost(6, 1), "other", store))
+        _, lost = asyncio.run(potential(StepForks(made), trace, range(trace.length + 1), UntilLost(6, 1), "other", store))
         assert lost == 2
         assert run.annotations(name="potential:other")
 
@@ -118,15 +118,15 @@ def test_limits_and_failures_are_counted_apart(tmp_path: Path, monkeypatch: pyte
         made, attempt = played(run, True)
         trace = step_trace(made, attempt)
         monkeypatch.setattr(Hall, "max_turns", 2)
-        assert count(Steps(made), trace, 4)[0] == Counts(0, 0, truncated=4)
-        assert count(Steps(made, "graded"), trace, 4, "other")[0] == Counts(0, 4)
+        assert count(StepForks(made), trace, 4)[0] == Counts(0, 0, truncated=4)
+        assert count(StepForks(made, "graded"), trace, 4, "other")[0] == Counts(0, 4)
         monkeypatch.setattr(Hall, "max_turns", 10)
 
         def broken(self: Hall, action: str) -> Observation:
             raise ValueError("the door is stuck")
 
         monkeypatch.setattr(Hall, "step", broken)
-        forks = Steps(made)
+        forks = StepForks(made)
         assert asyncio.run(forks.count(trace, 1, 4, "broken")) == Counts(0, 0, missing=4)
         assert "the door is stuck" in forks.first_failure
         with pytest.raises(UserError, match="positions 0 to 3"):

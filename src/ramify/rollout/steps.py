@@ -85,7 +85,7 @@ class ForksSpent:
     first_failure: str = ""
 
 
-class Steps:
+class StepForks:
     """Counts successes of attempts that continue after a step, for :func:`ramify.rollout.potential.potential`.
 
     Forks are stored in the run like every attempt; those of another ``purpose`` are other samples. ``truncated`` says what

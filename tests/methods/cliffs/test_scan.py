@@ -17,11 +17,11 @@ from ramify.base.seeds import derive_key, generator, uniforms
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.algorithm import ZTest, correct
-from ramify.methods.cliffs.forks import Chances, ReplyForks, StepForks
+from ramify.methods.cliffs.forks import Chances, ReplyForks
 from ramify.methods.cliffs.report import ablation_table
 from ramify.methods.cliffs.run import AblatedCliff, ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
-from ramify.rollout.steps import ForksSpent, step_trace
+from ramify.rollout.steps import ForksSpent, StepForks, step_trace
 from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ramify.base.errors import RamifyError
 from ramify.jobs.why.attempts import KNOWN, AskedAttempt, Passage, walked
 from ramify.rollout.run import Episodes
-from ramify.rollout.steps import Steps, StepTrace
+from ramify.rollout.steps import StepForks, StepTrace
 from ramify.stats.drops import Counts
 from ramify.trace.view import Step, View
 
@@ -16,7 +16,7 @@ DEAD = 8
 """So many continuations in a row that the agent's endpoint failed end the search: it is gone, or refuses all of them."""
 
 
-class AttemptForks(Steps):
+class AttemptForks(StepForks):
     """Counts forks; those that are stored are read, without their environment."""
 
     def __init__(self, episodes: Episodes, case: AskedAttempt, purpose: str) -> None:
@@ -37,7 +37,7 @@ class AttemptForks(Steps):
                 self.others.append(one)
 
     async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0) -> Counts:
-        """See :class:`ramify.rollout.steps.Steps`; of an end that chance decides,
+        """See :class:`ramify.rollout.steps.StepForks`; of an end that chance decides,
         how often the last action's answer is a success."""
         if t == trace.length and trace.ended:
             return await self.repeated(n) if self.flaky else Counts(n * bool(trace.correct), n)

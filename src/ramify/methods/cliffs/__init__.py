@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.cliffs.algorithm import confirm as confirm
     from ramify.methods.cliffs.algorithm import detect as detect
     from ramify.methods.cliffs.forks import ReplyForks as ReplyForks
-    from ramify.methods.cliffs.forks import StepForks as StepForks
     from ramify.methods.cliffs.record import read_scan as read_scan
     from ramify.methods.cliffs.report import ablation_table as ablation_table
     from ramify.methods.cliffs.report import picture as picture
@@ -38,7 +37,7 @@ else:
         __name__,
         {
             "algorithm": "ZTest Cliff detect confirm",
-            "forks": "ReplyForks StepForks",
+            "forks": "ReplyForks",
             "run": "ScanConfig scan ablate examine pairs mass_under",
             "record": "read_scan",
             "report": "summary ablation_table picture",

@@ -18,7 +18,7 @@ from ramify.base.progress import SILENT, Progress, gathered
 from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScores, eos_of, require, require_splittable
 from ramify.rollout.potential import Forks, tally
 from ramify.rollout.sampler import FailurePolicy, SamplePosition, Sampler, token_ids
-from ramify.rollout.steps import ForksSpent, Steps, StepTrace
+from ramify.rollout.steps import ForksSpent
 from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.score.judge import FunctionJudge, Item, Judge, judged, truth
 from ramify.stats.drops import Counts
@@ -63,15 +63,18 @@ class ForkSource:
 
 
 class Scannable(Forks, Protocol):
-    """What a scan needs: :class:`ReplyForks`, or :class:`StepForks` for the steps of an agent."""
-
-    async def chances(self, trace: Any) -> Chances:
-        """Probabilities of the trace's tokens; of steps nothing."""
-        ...
+    """What a scan needs: :class:`ReplyForks`, or :class:`ramify.rollout.steps.StepForks` for the steps of an agent."""
 
     def spent(self) -> ForksSpent:
         """What was spent so far."""
         ...
+
+
+async def chances_of(forks: Scannable, trace: Any) -> Chances:
+    """Probabilities of the trace's tokens, where ``forks`` are of tokens; of an agent's steps nothing: a step is many tokens and
+    may be answered in several ways, so none is screened out."""
+    found: Chances = await forks.chances(trace) if hasattr(forks, "chances") else Chances()
+    return found
 
 
 class ReplyForks:
@@ -306,15 +309,6 @@ class ReplyForks:
             seed=self.sampler.seed,
         )
         return replace(trace, correct=await self._judge(self._text(tokens), trace))
-
-
-class StepForks(Steps):
-    """Forks of an agent's steps as a scan takes them: none is screened out,
-    for a step is many tokens and may be answered in several ways."""
-
-    async def chances(self, trace: StepTrace) -> Chances:
-        """Nothing."""
-        return Chances()
 
 
 def sampler_logprobs(given: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, settings: Sampling) -> np.ndarray | None:

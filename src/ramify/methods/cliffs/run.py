@@ -28,7 +28,7 @@ from ramify.methods.cliffs.algorithm import (
     screen,
     tangent_cut,
 )
-from ramify.methods.cliffs.forks import Chances, Scannable
+from ramify.methods.cliffs.forks import Chances, Scannable, chances_of
 from ramify.rollout.potential import Fixed, Staged, Store, UntilLost, potential
 from ramify.rollout.steps import ForksSpent
 from ramify.rollout.token_traces import TokenTrace
@@ -177,7 +177,7 @@ async def scan_one(
     trace: Any, forks: Scannable, config: ScanConfig, left: int | None = None, store: Store[int] | None = None
 ) -> Scanned | None:
     """One trace; None where its first stage needs more than the ``left`` forks. Raises as :func:`scan`."""
-    test, chances = config.finding, await forks.chances(trace)
+    test, chances = config.finding, await chances_of(forks, trace)
     facts = _facts(chances, trace.length)
     early: int | None = None
     counts: dict[int, Counts]
@@ -263,7 +263,7 @@ def _plan(trace: Any, chances: Chances, config: ScanConfig) -> tuple[list[int], 
 async def cost_estimate(traces: Sequence[Any], forks: Scannable, config: ScanConfig) -> dict[str, int]:
     """What a scan will take, from the screen alone: forks at the first look,
     at most before confirmation, and of a faithful scan."""
-    plans = [(trace, _plan(trace, await forks.chances(trace), config)) for trace in traces]
+    plans = [(trace, _plan(trace, await chances_of(forks, trace), config)) for trace in traces]
     positions = sum(len(places) for _, (places, _) in plans)
     return {
         "traces": len(plans),

@@ -17,7 +17,7 @@ from ramify.methods.implicit_advantage.report import LEVEL
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.potential import Fixed, RunCounts, potential
 from ramify.rollout.run import Episodes
-from ramify.rollout.steps import Steps, StepTrace
+from ramify.rollout.steps import StepForks, StepTrace
 from ramify.rollout.stored import by_player, named_components, open_episodes, task_of
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import each_against
@@ -70,7 +70,7 @@ def confirm(
     for group in groups:
         with open_episodes(who.folder, group[0], who.model, who.env, trust=who.trust) as (episodes, _):
             episodes.on_attempt = on_attempt
-            forks, purpose = Steps(episodes, truncated="graded"), f"blame {episodes.provenance.hash[:12]}"
+            forks, purpose = StepForks(episodes, truncated="graded"), f"blame {episodes.provenance.hash[:12]}"
             with episodes.committing():
                 for node in (one.id for one in group):
                     place = _place(episodes, node, *blamed[node])
