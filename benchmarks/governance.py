@@ -19,7 +19,8 @@ from pathlib import Path
 from common import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ramify.methods.governance import Bench, BenchConfig, NamedModel, Pins
+from ramify.methods.governance import Bench, BenchConfig, Pins
+from ramify.methods.governance.run import NamedModel
 from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.rollout.compact import approximate_tokens
 

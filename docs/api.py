@@ -53,7 +53,7 @@ def public(package: str) -> list[str]:
 
 def pages() -> dict[Path, str]:
     """The page of the kernel and one for each method."""
-    top = [f"ramify.{home}.{name}" for name, home in ramify._NAMES.items()]
+    top = [f"{getattr(ramify, name).__module__}.{name}" for name in ramify._NAMES]
     parts = [HEAD, *(f"## {title}\n\n{_directives(names)}" for title, names in {"ramify": top, **KERNEL}.items())]
     methods = []
     found = {}

@@ -12,7 +12,9 @@ from ramify import Sampling
 from ramify.engine.named import find_continuing
 from ramify.env.builtin import chain
 from ramify.env.protocol import Task
-from ramify.methods.cliffs import ReplyForks, ScanConfig, ablate, ablation_table, examine, pairs, picture, scan, summary
+from ramify.methods.cliffs import ReplyForks, ScanConfig, scan, summary
+from ramify.methods.cliffs.report import ablation_table, picture
+from ramify.methods.cliffs.run import ablate, examine, pairs
 from ramify.render.potential import potential_text
 from ramify.rollout.token_traces import TokenProblem, read_problems
 from ramify.score.judge import find_judge

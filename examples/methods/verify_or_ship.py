@@ -11,9 +11,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from ramify.methods.verify_or_ship import ControlConfig, Controller, Critic, calibrate, read_source
+from ramify.methods.verify_or_ship import ControlConfig, Controller, Critic, calibrate
 from ramify.methods.verify_or_ship.algorithm import Plan
-from ramify.methods.verify_or_ship.records import ask
+from ramify.methods.verify_or_ship.records import ask, read_source
 from ramify.methods.verify_or_ship.report import policy_text, walk
 from ramify.score.judge import find_judge
 from ramify.trace.convert import read_run

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import ramify
 from ramify.env.tools import tool_json
-from ramify.methods.world_model import Effect, Fault, Paginate, Prediction, SimulatedEnvironment, StateStore
+from ramify.methods.world_model import Effect, Prediction, SimulatedEnvironment, StateStore
+from ramify.methods.world_model.control import Fault, Paginate
 from ramify.trace.message import write_call
 
 TEXT = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ramify.base import version
+from ramify.base.lazy import declared
 
 if TYPE_CHECKING:  # what type checkers and editors see; the names below are these
     from ramify.engine.local import LocalModel as LocalModel
@@ -32,36 +33,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; the names below are the
 
 __version__ = version.VERSION
 
-#: Public names and the modules they load from.
-_NAMES: dict[str, str] = {
-    "improve": "jobs.improve",
-    "resume": "jobs.improve",
-    "ImproveConfig": "jobs.settings",
-    "play": "jobs.play",
-    "fork_run": "jobs.play",
-    "why": "jobs.why",
-    "agent": "integrations.harnesses.agents",
-    "tool": "env.tools",
-    "Run": "trace.db",
-    "ScriptedModel": "model.scripted",
-    "LocalModel": "engine.local",
-    "Sampling": "model.protocol",
-    "Task": "env.protocol",
-    "Observation": "env.protocol",
-    "TaskSet": "env.protocol",
-    "StateGraph": "methods.graph_credit",
-    "TreeSampler": "methods.tree_rollouts",
-    "BudgetAllocator": "methods.tree_rollouts",
-}
-
-
 if not TYPE_CHECKING:  # to a type checker it would make any name one of the package's
+    _NAMES, __getattr__ = declared(__name__, __file__)
 
-    def __getattr__(name):
-        from ramify.base.lazy import loader
-
-        return loader(__name__, _NAMES)(name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_NAMES])
+    def __dir__():
+        return sorted([*globals(), *_NAMES])

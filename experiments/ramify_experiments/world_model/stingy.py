@@ -16,8 +16,7 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.env.protocol import Task
-from ramify.methods.world_model import Stingy
-from ramify.methods.world_model.control import Moment
+from ramify.methods.world_model.control import Moment, Stingy
 from ramify.methods.world_model.environment import SimulatedEnv
 from ramify.methods.world_model.store import EnvCall
 from ramify_experiments.world_model.environments import KINDS, NAMES, VALUES, page

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from ramify.base.extras import told
 
+def declared(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
+    """The public names of a package whose source is ``file``, and its ``__getattr__``.
 
-def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package: ``homes`` says which of its modules each public name is in, or names another in full."""
+    The names are those that the source imports as themselves, ``from MODULE import NAME as NAME``, under ``TYPE_CHECKING``: they
+    stand there once, where type checkers and editors see them, and load on first use.
+    """
+    with open(file, encoding="utf-8") as source:
+        words = [line.split() for line in source if line.startswith("    from ")]
+    homes = {named[5]: named[1] for named in words if named[2::2] == ["import", "as"] and named[3] == named[5]}
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = homes[name]
+        from ramify.base.extras import told  # importing a package loads nothing more
+
         with told():
-            return getattr(importlib.import_module(home if home.startswith("ramify.") else f"{package}.{home}"), name)
+            return getattr(importlib.import_module(homes[name]), name)
 
-    return load
-
-
-def public(method: str, names: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """``__all__`` and ``__getattr__`` of a method's package:
-    its ``NEEDS``, and the public ``names`` of each module, apart by spaces."""
-    homes = {name: module for module, listed in names.items() for name in listed.split()}
-    return ["NEEDS", *homes], loader(method, homes)
+    return list(homes), load

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import loader
-
-_NAMES = {
-    "find_sandbox": "find",
-    "ProcessSandbox": "process",
-    "DockerSandbox": "docker",
-    "strength": "process",
-    **dict.fromkeys(("Command", "Limits", "Outcome", "SessionReply", "Sandbox", "Session"), "protocol"),
-}
+from ramify.base.lazy import declared
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.sandbox.docker import DockerSandbox as DockerSandbox
@@ -26,8 +18,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.sandbox.protocol import Session as Session
     from ramify.sandbox.protocol import SessionReply as SessionReply
 else:
-    __getattr__ = loader(__name__, _NAMES)
+    _NAMES, __getattr__ = declared(__name__, __file__)
 
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_NAMES])
+    def __dir__():
+        return sorted([*globals(), *_NAMES])

@@ -8,27 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import loader
-
-_NAMES = {
-    "check": "conformance",
-    "checks": "conformance",
-    "check_compactor": "compactor",
-    "check_credit": "credit",
-    "example_group": "credit",
-    "check_drafter": "drafter",
-    "check_env": "env",
-    "check_judge": "judge",
-    "check_loss": "loss",
-    "check_middleware": "middleware",
-    "check_model": "model",
-    "check_reader": "reader",
-    "check_sandbox": "sandbox",
-    "check_searcher": "searcher",
-    "Problem": "ramify.base.problem",
-    "ScriptedModel": "ramify.model.scripted",
-    "forbid_real_calls": "ramify.model.scripted",
-}
+from ramify.base.lazy import declared
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.base.problem import Problem as Problem
@@ -49,8 +29,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.testing.sandbox import check_sandbox as check_sandbox
     from ramify.testing.searcher import check_searcher as check_searcher
 else:
-    __getattr__ = loader(__name__, _NAMES)
+    _NAMES, __getattr__ = declared(__name__, __file__)
 
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_NAMES])
+    def __dir__():
+        return sorted([*globals(), *_NAMES])

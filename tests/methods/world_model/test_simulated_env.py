@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.protocol import Task
-from ramify.methods.world_model import Effect, Fault, Latency, Paginate, Partial, RateLimit, SimulationError, StateStore, Stingy
-from ramify.methods.world_model.control import read_controls
-from ramify.methods.world_model.environment import SimulatedEnvironment
+from ramify.methods.world_model import Effect, StateStore
+from ramify.methods.world_model.control import Fault, Latency, Paginate, Partial, RateLimit, Stingy, read_controls
+from ramify.methods.world_model.environment import SimulatedEnvironment, SimulationError
 from ramify.methods.world_model.predict import ModelPredictor
 from ramify.methods.world_model.store import EnvCall, check_call, fits, read_calls, read_effects
 from ramify.model.scripted import ScriptedModel

@@ -21,8 +21,8 @@ from waiting import PATIENCE, until
 
 from ramify.base.errors import UserError
 from ramify.env.protocol import Environment
-from ramify.methods.world_model import Fault
 from ramify.methods.world_model.answers import ANSWERS, KeptAnswers
+from ramify.methods.world_model.control import Fault
 from ramify.trace.db import Run
 from ramify.web.environments import EnvironmentApi
 from ramify.web.limits import Guard

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import loader
+from ramify.base.lazy import declared
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.jobs.why.answer import Why as Why
     from ramify.jobs.why.ask import why as why
     from ramify.jobs.why.findings import found as found
 else:
-    __getattr__ = loader(__name__, {"why": "ask", "Why": "answer", "found": "findings"})
+    _NAMES, __getattr__ = declared(__name__, __file__)

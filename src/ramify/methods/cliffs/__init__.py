@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs. Without ``prompt_logprobs`` there is no screen and no class."""
@@ -17,29 +17,10 @@ COMPONENTS = {"credit": ("rules",), "player": ("again",)}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
-    from ramify.methods.cliffs.algorithm import Cliff as Cliff
-    from ramify.methods.cliffs.algorithm import ZTest as ZTest
-    from ramify.methods.cliffs.algorithm import confirm as confirm
-    from ramify.methods.cliffs.algorithm import detect as detect
     from ramify.methods.cliffs.forks import ReplyForks as ReplyForks
     from ramify.methods.cliffs.record import read_scan as read_scan
-    from ramify.methods.cliffs.report import ablation_table as ablation_table
-    from ramify.methods.cliffs.report import picture as picture
     from ramify.methods.cliffs.report import summary as summary
     from ramify.methods.cliffs.run import ScanConfig as ScanConfig
-    from ramify.methods.cliffs.run import ablate as ablate
-    from ramify.methods.cliffs.run import examine as examine
-    from ramify.methods.cliffs.run import mass_under as mass_under
-    from ramify.methods.cliffs.run import pairs as pairs
     from ramify.methods.cliffs.run import scan as scan
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "ZTest Cliff detect confirm",
-            "forks": "ReplyForks",
-            "run": "ScanConfig scan ablate examine pairs mass_under",
-            "record": "read_scan",
-            "report": "summary ablation_table picture",
-        },
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

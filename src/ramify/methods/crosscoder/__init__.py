@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of both models."""
@@ -24,4 +24,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.crosscoder.run import Checkpoints as Checkpoints
     from ramify.methods.crosscoder.run import capture as capture
 else:
-    __all__, __getattr__ = public(__name__, {"algorithm": "rank_features search confirm", "run": "Checkpoints capture"})
+    __all__, __getattr__ = declared(__name__, __file__)

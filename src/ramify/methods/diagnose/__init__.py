@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none beyond answering messages."""
@@ -20,7 +20,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.diagnose.snapshot import Snapshot as Snapshot
     from ramify.methods.diagnose.tools import RepoTools as RepoTools
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {"injection": "inject", "localizer": "Localizer evaluate", "snapshot": "Snapshot", "tools": "RepoTools"},
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of the target."""
@@ -18,22 +18,10 @@ COMPONENTS = {"drafter": ("dspark_drafter", "eagle")}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
-    from ramify.methods.dspark.algorithm import StepCosts as StepCosts
-    from ramify.methods.dspark.algorithm import sequential_temperatures as sequential_temperatures
-    from ramify.methods.dspark.algorithm import simulate as simulate
     from ramify.methods.dspark.bench import compare as compare
     from ramify.methods.dspark.run import Target as Target
     from ramify.methods.dspark.run import calibrate as calibrate
     from ramify.methods.dspark.run import train as train
-    from ramify.methods.dspark.run import verify as verify
     from ramify.methods.dspark.settings import TrainOptions as TrainOptions
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "StepCosts sequential_temperatures simulate",
-            "run": "Target calibrate train verify",
-            "settings": "TrainOptions",
-            "bench": "compare",
-        },
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

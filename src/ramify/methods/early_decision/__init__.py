@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs; hidden states need ``taps`` as well."""
@@ -22,4 +22,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.early_decision.run import continuations as continuations
     from ramify.methods.early_decision.run import rollout as rollout
 else:
-    __all__, __getattr__ = public(__name__, {"record": "Study StudyConfig", "report": "build", "run": "continuations rollout"})
+    __all__, __getattr__ = declared(__name__, __file__)

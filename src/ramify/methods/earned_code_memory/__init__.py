@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none beyond answering messages."""
@@ -24,7 +24,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.earned_code_memory.roles import RoleReply as RoleReply
     from ramify.methods.earned_code_memory.tools import ToolBox as ToolBox
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {"algorithm": "MemoryConfig break_even", "memory": "Memory", "roles": "RoleReply", "tools": "ToolBox"},
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

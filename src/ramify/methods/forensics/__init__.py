@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs. Sentence tests also need ``tokens`` and ``continue``."""
@@ -22,4 +22,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.forensics.probes import control as control
     from ramify.methods.forensics.run import Case as Case
 else:
-    __all__, __getattr__ = public(__name__, {"case": "CaseConfig", "run": "Case", "probes": "ask control", "logs": "read_log"})
+    __all__, __getattr__ = declared(__name__, __file__)

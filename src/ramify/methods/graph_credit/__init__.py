@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads finished attempts."""
@@ -21,10 +21,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.graph_credit.algorithm import credit as credit
     from ramify.methods.graph_credit.run import StateGraph as StateGraph
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "CreditConfig credit",
-            "run": "StateGraph",
-        },
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ("tokens", "prompt_logprobs")
 """Model capabilities the method needs of both models; attempts that carry stored log-probs of both need no model."""
@@ -23,11 +23,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.implicit_advantage.run import AdvantageScorer as AdvantageScorer
     from ramify.methods.implicit_advantage.run import GradedAttempt as GradedAttempt
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "AdvantageConfig blame",
-            "run": "AdvantageScorer GradedAttempt",
-            "monitor": "Monitor",
-        },
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none; a judge or an editor that is a model answers messages."""
@@ -20,4 +20,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.judge_evolution.ledger import promote as promote
     from ramify.methods.judge_evolution.ledger import rescore as rescore
 else:
-    __all__, __getattr__ = public(__name__, {"evolution": "evolve", "ledger": "board check promote rescore"})
+    __all__, __getattr__ = declared(__name__, __file__)

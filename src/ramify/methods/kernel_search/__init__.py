@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none; a proposer that is a model answers messages."""
@@ -23,13 +23,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.kernel_search.named import read_task as read_task
     from ramify.methods.kernel_search.wall import Wall as Wall
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "KernelSearchConfig",
-            "diagnosis": "diagnose",
-            "loop": "search",
-            "named": "read_task",
-            "wall": "Wall",
-        },
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads finished traces."""
@@ -24,12 +24,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.maze_recovery.star import Maze as Maze
     from ramify.methods.maze_recovery.star import TabularPolicy as TabularPolicy
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "train_exact",
-            "audit": "audit_traces",
-            "build": "build_sft",
-            "star": "Maze TabularPolicy",
-        },
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none of a worker; training a composer needs ``train``,
@@ -25,6 +25,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.orchestrator.router import TurnRouter as TurnRouter
     from ramify.methods.orchestrator.table import collect as collect
 else:
-    __all__, __getattr__ = public(
-        __name__, {"composer": "Composer", "pool": "ModelPool PoolWorker", "router": "TurnRouter", "table": "collect"}
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none; a proposer or a participant that is a model answers messages."""
@@ -21,6 +21,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.theory_loop.loop import loop_of as loop_of
     from ramify.methods.theory_loop.loop import theories_of as theories_of
 else:
-    __all__, __getattr__ = public(
-        __name__, {"algorithm": "LoopConfig", "bench": "simulate", "domain": "hilbig", "loop": "loop_of theories_of"}
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

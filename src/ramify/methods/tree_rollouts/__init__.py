@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none. Without ``logprobs`` the selector runs without its entropy term and says so."""
@@ -23,12 +23,4 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.tree_rollouts.run import to_rows as to_rows
     from ramify.methods.tree_rollouts.sampler import TreeSampler as TreeSampler
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "TreeConfig",
-            "sampler": "TreeSampler",
-            "allocator": "BudgetAllocator",
-            "run": "to_rows report",
-        },
-    )
+    __all__, __getattr__ = declared(__name__, __file__)

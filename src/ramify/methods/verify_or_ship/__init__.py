@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.base.lazy import public
+from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads candidates and what was said of them."""
@@ -18,23 +18,9 @@ COMPONENTS = {"reader": ("records",), "judge": ("gate",), "middleware": ("gate",
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.verify_or_ship.algorithm import ControlConfig as ControlConfig
-    from ramify.methods.verify_or_ship.algorithm import Plan as Plan
     from ramify.methods.verify_or_ship.algorithm import Tables as Tables
-    from ramify.methods.verify_or_ship.calibration import CalibrateConfig as CalibrateConfig
     from ramify.methods.verify_or_ship.calibration import calibrate as calibrate
     from ramify.methods.verify_or_ship.control import Controller as Controller
     from ramify.methods.verify_or_ship.control import Critic as Critic
-    from ramify.methods.verify_or_ship.control import TaskOutcome as TaskOutcome
-    from ramify.methods.verify_or_ship.records import read_source as read_source
-    from ramify.methods.verify_or_ship.replay import replay as replay
 else:
-    __all__, __getattr__ = public(
-        __name__,
-        {
-            "algorithm": "ControlConfig Plan Tables",
-            "calibration": "CalibrateConfig calibrate",
-            "control": "Controller Critic TaskOutcome",
-            "records": "read_source",
-            "replay": "replay",
-        },
-    )
+    __all__, __getattr__ = declared(__name__, __file__)
