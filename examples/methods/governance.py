@@ -4,9 +4,9 @@ python examples/methods/governance.py: my harness is `shorten` below,
 a function over messages in OpenAI's form. Put yours in its place.
 """
 
-from ramify.env.filler import filler, opening
 from ramify.methods.governance import Pin, Pins, pin
 from ramify.methods.governance.carriage import survives
+from ramify.methods.governance.filler import filler, opening
 from ramify.methods.governance.predicates import allows
 from ramify.rollout.pins import RuleBrokenError
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ramify.base import registry
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.env.filler import filler, opening
+from ramify.methods.governance.filler import filler, opening
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import Entry, RecencyTruncate, Window, compact_chat, readable, text_of
 from ramify.rollout.compactors import NEUTRAL, HeadTail, Hierarchical, LlmSummarize, first_words

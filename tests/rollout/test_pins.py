@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.env.filler import filler, opening
 from ramify.methods.governance.carriage import survives, with_rule, without_rule
+from ramify.methods.governance.filler import filler, opening
 from ramify.methods.governance.predicates import allows
 from ramify.methods.governance.standing_rules import scenarios
 from ramify.rollout.compact import Entry, RecencyTruncate, Window, compact_chat, readable_text, text_of

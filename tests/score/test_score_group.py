@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.methods.graph_credit.returns import remaining, terminal_returns
 from ramify.score.group import moments, normalise
-from ramify.score.returns import remaining, terminal_returns
 
 numbers = st.lists(st.tuples(st.integers(0, 3), st.floats(-100, 100)), min_size=1, max_size=20)
 

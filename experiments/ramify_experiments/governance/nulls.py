@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.seeds import generator
-from ramify.env.filler import filler
+from ramify.methods.governance.filler import filler
 from ramify.methods.governance.standing_rules import CHANNELS, conversation, reader, scenarios
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import RecencyTruncate

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ramify.cli.main import main
-from ramify.env.filler import filler, opening
+from ramify.methods.governance.filler import filler, opening
 from ramify.methods.governance.record import begin, keep, read_rows
 from ramify.rollout.compactors import Hierarchical, LlmSummarize
 from ramify.rollout.pins import Pins

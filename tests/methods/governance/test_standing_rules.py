@@ -9,8 +9,8 @@ import re
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.env.filler import LANGUAGES, filler, opening
 from ramify.methods.governance.calls import grade
+from ramify.methods.governance.filler import LANGUAGES, filler, opening
 from ramify.methods.governance.predicates import forbids
 from ramify.methods.governance.standing_rules import CHANNELS, conversation, reader, scenarios, task_names, tools
 from ramify.model.protocol import Prefix, Sampling

@@ -10,7 +10,7 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
-from ramify.env.filler import filler, opening
+from ramify.methods.governance.filler import filler, opening
 from ramify.rollout.compact import Chat, compact_chat, readable, readable_text
 from ramify.rollout.pins import PinKeeper
 from ramify.rollout.rules import keywords, survival, values

@@ -18,10 +18,10 @@ from ramify.base import registry
 from ramify.base.config import Config
 from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
-from ramify.env.filler import LANGUAGES, filler
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, BenchReport, gate, summary
 from ramify.methods.governance.calls import ReplyGrade, grade
 from ramify.methods.governance.carriage import with_rule, without_rule
+from ramify.methods.governance.filler import LANGUAGES, filler
 from ramify.methods.governance.notes import note
 from ramify.methods.governance.record import BenchRow, CellLabels, begin, keep, rows_of
 from ramify.methods.governance.standing_rules import CHANNELS, Scenario, conversation, scenarios, task_names, tools

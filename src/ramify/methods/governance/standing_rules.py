@@ -18,7 +18,7 @@ from typing import Any
 from ramify.base import codec
 from ramify.base.errors import UserError, nearest
 from ramify.base.seeds import generator
-from ramify.env.filler import LANGUAGES, OPEN_NOTE, filler, opening
+from ramify.methods.governance.filler import LANGUAGES, OPEN_NOTE, filler, opening
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.rules import survival
 from ramify.trace.message import Message, write_call

@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from ramify.base.config import Config
+from ramify.methods.graph_credit.returns import terminal_returns
 from ramify.methods.graph_credit.table import TERMINAL, Table, Visits, edge_weights, index_steps, merge
 from ramify.score.group import normalise
-from ramify.score.returns import terminal_returns
 from ramify.trace.graph import MergedGraph
 
 #: Which terms each rule adds up: the episode term always, times w the node-centric and the edge-centric one.

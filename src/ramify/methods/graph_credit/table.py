@@ -11,7 +11,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.words import plural
-from ramify.score.returns import remaining
+from ramify.methods.graph_credit.returns import remaining
 from ramify.trace.graph import MergedGraph, factorize
 
 TERMINAL = -1
