@@ -13,6 +13,7 @@ from ramify.cli.main import VERBS, command_line
 from ramify.kit import Verb, Verbs
 
 PAGE = Path(__file__).with_name("reference") / "commands.md"
+CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
 HEAD = """# Every verb
 
 Written by `python docs/commands.py` from the command line itself; each verb has its page with all options. Exit codes everywhere:
@@ -67,9 +68,16 @@ def pages() -> dict[Path, str]:
         + "\n".join(listed["verbs"])
         + f"\n\n## Verbs of the methods\n\n{head}"
         + "\n".join(listed["methods"])
-        + "\n"
+        + f"\n\n{_renamed()}"
     )
     return found
+
+
+def _renamed() -> str:
+    """The changelog's table of verbs that had another name."""
+    text = CHANGELOG.read_text(encoding="utf-8")
+    start = text.index("### Verbs that have another name")
+    return text[start + 1 :].partition("\n#")[0].strip() + "\n"
 
 
 def _type(hint: Any) -> str:

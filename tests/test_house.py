@@ -280,3 +280,10 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     imports = {module: graph.find_modules_directly_imported_by(module) - {module} for module in graph.modules}
     imports[meant[0]] = imports[meant[0]] - {meant[1]}
     graphlib.TopologicalSorter(imports).prepare()
+
+
+def test_a_method_has_at_most_five_verbs() -> None:
+    """``serve`` is the server's, which two methods put something behind."""
+    for page in (ROOT / "docs" / "reference" / "verbs").glob("*.md"):  # test_docs.py holds it to the command line
+        verbs = re.findall(rf"^## {page.stem} (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(set(verbs) - {"serve"}) <= 5, page.stem
