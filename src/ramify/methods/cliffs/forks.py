@@ -73,8 +73,8 @@ class Scannable(Forks, Protocol):
 async def chances_of(forks: Scannable, trace: Any) -> Chances:
     """Probabilities of the trace's tokens, where ``forks`` are of tokens; of an agent's steps nothing: a step is many tokens and
     may be answered in several ways, so none is screened out."""
-    found: Chances = await forks.chances(trace) if hasattr(forks, "chances") else Chances()
-    return found
+    chances: Chances = await forks.chances(trace) if hasattr(forks, "chances") else Chances()
+    return chances
 
 
 class ReplyForks:
