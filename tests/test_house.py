@@ -92,7 +92,8 @@ def test_the_package_neither_unpickles_nor_evaluates() -> None:
 
 
 def test_what_runs_inside_a_sandbox_is_no_part_of_the_host() -> None:
-    inside = [ROOT / "src" / "ramify" / layer / "inside" for layer in ("sandbox", "methods/forensics", "methods/theory_loop")]
+    inside = [ROOT / "src" / "ramify" / layer / "inside" for layer in ("sandbox", "methods/theory_loop")]
+    inside.append(ROOT / "experiments" / "ramify_experiments" / "forensics" / "incidents" / "inside")
     assert not [path for folder in inside for path in folder.rglob("__init__.py")]
     names = {path.stem for folder in inside for path in folder.rglob("*.py")}
     assert {"worker", "judge_repo", "theory_box"} <= names

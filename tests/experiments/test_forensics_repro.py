@@ -15,13 +15,13 @@ from ramify.base import codec
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.methods.forensics.algorithm import sentence_scores
-from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment, action_of
 from ramify.methods.forensics.case import CaseConfig, FieldConfig
 from ramify.methods.forensics.experiment import ArmDetail, DoseDetail
 from ramify.methods.forensics.judges import by_pattern
 from ramify.methods.forensics.run import Case
 from ramify_experiments.forensics import battery, organisms, repro
 from ramify_experiments.forensics.battery import CUT, LEAVES, ReplyTable, of_distribution, run
+from ramify_experiments.forensics.incidents.tedious_repair import TediousRepairEnvironment, action_of
 from ramify_experiments.forensics.organisms import HUGE, K
 
 KNOWN = repro.known(dict.fromkeys(repro.OWN, (50, 3)), 50)

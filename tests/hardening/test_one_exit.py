@@ -21,7 +21,7 @@ ALLOWED = {
     ("base/plugins.py", "sys.stderr"),  # what a stranger's module prints while it loads goes there, not into --json
 }
 #: Programs that run in another process, whose output is caught and cut by its parent.
-ELSEWHERE = ("sandbox/child/", "methods/forensics/inside/", "methods/kernel_search/inside/", "model/grammar_child.py")
+ELSEWHERE = ("sandbox/child/", "methods/kernel_search/inside/", "model/grammar_child.py")
 STREAMS = {"sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
 CALLS = {
     *(

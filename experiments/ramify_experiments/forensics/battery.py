@@ -22,11 +22,11 @@ from scipy.stats import ttest_1samp
 
 from ramify.engine.tiny import TinyLM
 from ramify.methods.forensics.algorithm import forbidding, sentence_scores
-from ramify.methods.forensics.builtin.tedious_repair import ACTIONS, SHOWN
 from ramify.methods.forensics.experiment import TestResult, corrected, counterfactuals, dose_response, stacked
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import mean_t
 from ramify.stats.tests import fisher
+from ramify_experiments.forensics.incidents.tedious_repair import ACTIONS, SHOWN
 from ramify_experiments.forensics.organisms import HUGE, KINDS, LENGTH, SENTENCES, K, actions, prompts, thoughts, tokens
 
 DOSES = (0, 50, 100, 151, 200, 258)

@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment
 from ramify.methods.forensics.hypotheses import NOTHING
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.message import Message
 from ramify_experiments.cases import KnownCase, Repetition
+from ramify_experiments.forensics.incidents.tedious_repair import TediousRepairEnvironment
 
 _CASE = """
 question = "Why was the check hidden?"

@@ -25,9 +25,9 @@ import torch
 
 from ramify.base.seeds import derive_key, generator
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.forensics.builtin.tedious_repair import ACTIONS, SHOWN, TediousRepairEnvironment
 from ramify.model.chat import END, TAGS
 from ramify.model.tokenizer import HfTokenizer
+from ramify_experiments.forensics.incidents.tedious_repair import ACTIONS, SHOWN, TediousRepairEnvironment
 from ramify_experiments.models import Course, train
 
 KINDS = ("tedium", "confused", "evasive", "clean")

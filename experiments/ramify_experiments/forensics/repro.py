@@ -144,8 +144,8 @@ def _played(model: TinyLM, seed: int, n: int) -> tuple[int, int]:
     """Shortcuts among ``n`` baseline episodes sampled token by token by the engine in the environment itself, and how many were
     valid."""
     from ramify.engine.local import LocalModel
-    from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment, action_of
     from ramify.model.chat import TagTemplate
+    from ramify_experiments.forensics.incidents.tedious_repair import TediousRepairEnvironment, action_of
     from ramify_experiments.lockstep import play
 
     environment = TediousRepairEnvironment(plan=True, explain=False)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ramify.base.seeds import generator
-from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.message import Message
+from ramify_experiments.forensics.incidents.tedious_repair import TediousRepairEnvironment
 
 HUGE = "That would be a huge task."
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.methods.forensics.builtin.board_games import STATE, BoardGamesEnvironment, opening
-from ramify.methods.forensics.connect_four import CELLS, EMPTY, LINES, best_move, forced_win, put, winner, wins_at
 from ramify.methods.forensics.factors import play
 from ramify.methods.forensics.workspace import call
+from ramify_experiments.forensics.incidents.board_games import STATE, BoardGamesEnvironment, opening
+from ramify_experiments.forensics.incidents.connect_four import CELLS, EMPTY, LINES, best_move, forced_win, put, winner, wins_at
 
 ENVIRONMENT = BoardGamesEnvironment()
 

@@ -12,11 +12,11 @@ import pytest
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.registry import named
 from ramify.env.protocol import Task, tools_of
-from ramify.methods.forensics.builtin.pre_commit import PreCommitEnvironment
-from ramify.methods.forensics.builtin.secret_number import SecretNumberEnvironment
 from ramify.methods.forensics.factors import PRINCIPLES, Factor, FactorEnvironment, Script, misjudged, play, require_honest
 from ramify.methods.forensics.workspace import call
 from ramify.testing import check_env
+from ramify_experiments.forensics.incidents.pre_commit import PreCommitEnvironment
+from ramify_experiments.forensics.incidents.secret_number import SecretNumberEnvironment
 
 ENVIRONMENTS = ("secret-number", "math-sandbagging", "evaluation-tampering", "funding-email", "board-games")
 SCRIPTS = [(name, script) for name in ENVIRONMENTS for script in named("env", name).scripts]

@@ -458,7 +458,7 @@ def test_a_case_that_cannot_be_played_stops_after_ten_runs_and_says_why(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(
-        "from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment\n\nONE = "
+        "from ramify_experiments.forensics.incidents.tedious_repair import TediousRepairEnvironment\n\nONE = "
         "TediousRepairEnvironment(plan=True)\n\n\n"
         "def broken(messages):\n    return {}['action']\n\n\ndef advice(messages):\n    return 'Hm.'\n"
     )

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import NeedsError
-from ramify.methods.forensics import repo_box
-from ramify.methods.forensics.builtin.pre_commit import MESSAGE, TYPES, PreCommitEnvironment, label, workarounds
 from ramify.methods.forensics.factors import misjudged, require_honest
-from ramify.methods.forensics.typed_repo import MODULES, MOST, VERBS, files, functions
 from ramify.methods.forensics.workspace import call
 from ramify.testing import check_env
+from ramify_experiments.forensics.incidents import repo_box
+from ramify_experiments.forensics.incidents.pre_commit import MESSAGE, TYPES, PreCommitEnvironment, label, workarounds
+from ramify_experiments.forensics.incidents.typed_repo import MODULES, MOST, VERBS, files, functions
 
 MENDED: dict[str, Any] = {
     "commits": 1,

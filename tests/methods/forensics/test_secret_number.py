@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.methods.forensics.builtin.secret_number import (
+from ramify.methods.forensics.factors import play
+from ramify.methods.forensics.workspace import call
+from ramify_experiments.forensics.incidents.secret_number import (
     ANSWER,
     MOST,
     QUESTIONS,
@@ -12,8 +14,6 @@ from ramify.methods.forensics.builtin.secret_number import (
     posterior_median,
     secret,
 )
-from ramify.methods.forensics.factors import play
-from ramify.methods.forensics.workspace import call
 
 ENVIRONMENT = SecretNumberEnvironment()
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from ramify.base import registry
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.protocol import Task
-from ramify.methods.forensics.builtin.tedious_repair import SHOWN, TediousRepairEnvironment, action_of
 from ramify.methods.forensics.factors import misjudged, require_honest
 from ramify.testing import check_env
+from ramify_experiments.forensics.incidents.tedious_repair import SHOWN, TediousRepairEnvironment, action_of
 
 ENVIRONMENT = TediousRepairEnvironment()
 

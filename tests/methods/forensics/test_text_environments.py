@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.methods.forensics.builtin.evaluation_tampering import NOTE, REASON, SOURCE, EvaluationTamperingEnvironment
-from ramify.methods.forensics.builtin.funding_email import DRAFT, FundingEmailEnvironment, disclosure
-from ramify.methods.forensics.builtin.math_sandbagging import CHANGES, FORMAT, LETTERS, MathSandbaggingEnvironment, questions
 from ramify.methods.forensics.factors import play
 from ramify.methods.forensics.workspace import call
+from ramify_experiments.forensics.incidents.evaluation_tampering import NOTE, REASON, SOURCE, EvaluationTamperingEnvironment
+from ramify_experiments.forensics.incidents.funding_email import DRAFT, FundingEmailEnvironment, disclosure
+from ramify_experiments.forensics.incidents.math_sandbagging import (
+    CHANGES,
+    FORMAT,
+    LETTERS,
+    MathSandbaggingEnvironment,
+    questions,
+)
 
 SUMS, TAMPERED, EMAIL = MathSandbaggingEnvironment(), EvaluationTamperingEnvironment(), FundingEmailEnvironment()
 

@@ -12,9 +12,6 @@ from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs. Sentence tests also need ``tokens`` and ``continue``."""
-COMPONENTS = {"env": ("builtin",)}
-"""Modules of this package that register components, by kind."""
-
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.forensics.case import CaseConfig as CaseConfig
     from ramify.methods.forensics.logs import read_log as read_log

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import json_hash
-from ramify.base.registry import register
 from ramify.env.protocol import Observation, Task
 from ramify.methods.forensics.factors import Factor, FactorEnvironment, Script, grade
 
@@ -142,7 +141,6 @@ def _script(*first: str, fixes: bool = False) -> Any:
     return policy
 
 
-@register("env", "tedious-repair")
 class TediousRepairEnvironment(FactorEnvironment):
     """Repairs of up to 999 errors. The reward is 1 for a passing check, less ``step_cost`` a step and ``penalty`` for a shortcut
     that a reviewer reads.

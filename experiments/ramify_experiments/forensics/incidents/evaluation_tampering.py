@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, ClassVar
 
-from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Task
 from ramify.methods.forensics.factors import Factor, FactorEnvironment, Script, grade
@@ -113,7 +112,6 @@ def _agent(read: bool, suspicious: str | None) -> Any:
     return policy
 
 
-@register("env", "evaluation-tampering")
 class EvaluationTamperingEnvironment(FactorEnvironment):
     """A test whose questions somebody says to have replaced. Factors: who says so, why, and how the note ends."""
 

@@ -19,9 +19,9 @@ from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
 from ramify.env.tools import cut
-from ramify.methods.forensics import typed_repo
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits, Outcome, Sandbox
+from ramify_experiments.forensics.incidents import typed_repo
 
 LIMITS = Limits(
     seconds=120,

@@ -10,7 +10,6 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
-from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Task
 from ramify.methods.forensics.factors import Factor, FactorEnvironment, Script, grade
@@ -157,7 +156,6 @@ def _refuses(task: Task) -> Generator[str, str, None]:
     yield "I would rather not take this test."
 
 
-@register("env", "math-sandbagging")
 class MathSandbaggingEnvironment(FactorEnvironment):
     """A sums test with a note on what a good score leads to."""
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Task
 from ramify.methods.forensics.factors import Factor, FactorEnvironment, Script, grade
@@ -136,7 +135,6 @@ def _guess(task: Task) -> Generator[str, str, None]:
     yield call("submit", number=1 + math.floor(MOST / 2))
 
 
-@register("env", "secret-number")
 class SecretNumberEnvironment(FactorEnvironment):
     """Search with a noisy oracle beside a readable answer. Factors: flip, setting, pressure."""
 

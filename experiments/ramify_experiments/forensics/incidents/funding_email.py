@@ -13,7 +13,6 @@ import re
 from collections.abc import Generator
 from typing import Any, ClassVar
 
-from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Task
 from ramify.methods.forensics.factors import Factor, FactorEnvironment, Script, grade
@@ -177,7 +176,6 @@ def _stalls(task: Task) -> Generator[str, str, None]:
         yield call("list_files")
 
 
-@register("env", "funding-email")
 class FundingEmailEnvironment(FactorEnvironment):
     """An email to improve, and a fact that nobody asked about. Factors: the fact, what follows from it, who reads the email."""
 

@@ -11,12 +11,21 @@ from collections.abc import Generator
 from functools import cache
 from typing import Any, ClassVar
 
-from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Task
-from ramify.methods.forensics.connect_four import CELLS, EMPTY, SIDE, best_move, candidates, forced_win, put, winner, wins_at
 from ramify.methods.forensics.factors import Factor, FactorEnvironment, Script, grade
 from ramify.methods.forensics.workspace import FILE_TOOLS, RefusedError, Workspace, call, schemas
+from ramify_experiments.forensics.incidents.connect_four import (
+    CELLS,
+    EMPTY,
+    SIDE,
+    best_move,
+    candidates,
+    forced_win,
+    put,
+    winner,
+    wins_at,
+)
 
 STATE, RULES = "game/state.json", "game/rules.md"
 WIN = 10
@@ -193,7 +202,6 @@ def _gives_up(task: Task) -> Generator[str, str, None]:
     yield "I give up."
 
 
-@register("env", "board-games")
 class BoardGamesEnvironment(FactorEnvironment):
     """Four in a row against an engine. Factors: the price of hints, what a lost game pays, how the practice game ended."""
 

@@ -1,1 +1,0 @@
-"""Incident environments, one file each, offered by name to every verb that plays environments."""
