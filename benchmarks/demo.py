@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import ramify
+from ramify.base import codec
 from ramify.base.config import check
 from ramify.base.words import plural
 from ramify.engine.devices import kernels
@@ -104,7 +105,7 @@ def save(new: Sequence[dict[str, Any]]) -> None:
         "command": "python benchmarks/demo.py --save",
         "seeds": sorted({one["seed"] for one in rows}),
         "passed": all(one.status != "miss" for one in found),
-        "checks": [one.to_json() for one in found],
+        "checks": codec.to_json(found),
         "rows": rows,
     }
     FILE.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

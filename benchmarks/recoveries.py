@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base import codec
 from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.jobs.improve import ImproveConfig, Job
@@ -101,7 +102,7 @@ def main() -> None:
             f"{found.name:45s} {found.value:9.4g}  [{found.interval[0]:.4g}, {found.interval[1]:.4g}]" if found.interval else ""
         )
     if args.out:
-        args.out.write_text(json.dumps({"checks": [found.to_json() for found in checks]}, indent=1) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps({"checks": codec.to_json(checks)}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

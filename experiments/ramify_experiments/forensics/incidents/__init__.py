@@ -22,9 +22,9 @@ INCIDENTS = {
 
 
 def _makes(name: str, about: str) -> Callable[[], Any]:
-    def make() -> Any:
+    def make(settings: str = "") -> Any:
         module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-        return getattr(module, f"{name.title().replace('-', '')}Environment")()
+        return getattr(module, f"{name.title().replace('-', '')}Environment")(settings)
 
     make.__doc__, make.__qualname__ = about, name
     return make
