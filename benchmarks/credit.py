@@ -89,7 +89,7 @@ def prepare(folder: Path) -> Callable[[], Any]:
         known = CreditGroup.of(run, "g")
 
     def work() -> None:
-        group = CreditGroup(known.columns, known.success, known.nodes)
+        group = CreditGroup(known.columns, known.reward, known.success, known.nodes)
         with Run.open(folder, write=True) as run, run.transaction():
             credit_group(run, find_rule("g2po"), group)
 

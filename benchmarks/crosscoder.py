@@ -95,7 +95,8 @@ print(json.dumps(found))
 
 def residual(peer: str) -> None:
     """Print the unexplained share of variance of ramify's dictionaries and the peer's on the same states."""
-    from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, FitConfig, fit, moments, quality
+    from ramify.methods.crosscoder.dictionary import Dictionary, fit, moments, quality
+    from ramify.methods.crosscoder.settings import DictionaryConfig, FitConfig
     from ramify_experiments.crosscoder.repro import SHAPE, make_base, plain_prompts, states_of, tool_prompts, tune
 
     seed, (features, k, steps, batch) = 100, (256, 12, 900, 256)
@@ -126,7 +127,8 @@ def ours(x: np.ndarray) -> tuple[Any, int]:
     """A function of steps that trains and returns CPU-seconds, and the number of parameters."""
     import torch
 
-    from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, FitConfig, _step
+    from ramify.methods.crosscoder.dictionary import Dictionary, _step
+    from ramify.methods.crosscoder.settings import DictionaryConfig, FitConfig
 
     torch.set_num_threads(1)
     made = Dictionary(DictionaryConfig(width=WIDTH, features=FEATURES, k=K, exclusive=0.1))
@@ -189,7 +191,7 @@ def main() -> None:
 
             def there(steps: int) -> float:
                 print(steps, file=peer.stdin, flush=True)
-                return float(json.loads(peer.stdout.readline()))  # type: ignore[union-attr]
+                return float(json.loads(peer.stdout.readline()))
 
             train(2), there(2)
             pairs = [(train(args.steps), there(args.steps)) for _ in range(args.repeats)]

@@ -21,7 +21,7 @@ from ramify.trace.node import Score, make_node
 
 def timed(what: str, rows: list[list[object]], call: object, note: str = "") -> object:
     cpu, wall = time.process_time(), time.perf_counter()
-    found = call()  # type: ignore[operator]
+    found = call()
     rows.append(
         [what, f"{time.perf_counter() - wall:.3f}", f"{time.process_time() - cpu:.3f}", found if isinstance(found, int) else note]
     )
@@ -44,7 +44,7 @@ def main() -> None:
         run.commit()
         timed("replace the judge of a slot", rows, lambda: run.replace_judge("a", "judge-0"))
         timed("replace it again", rows, lambda: run.replace_judge("a", "judge-1"))
-        timed("say what a replacement would erase", rows, lambda: at_stake(run, "b", "judge-0")["erased"])
+        timed("say what a replacement would erase", rows, lambda: at_stake(run, "b", "judge-0").erased)
         timed("list the scorers that count", rows, lambda: len(run.scorers()))
         timed("read the scores of one node that count", rows, lambda: len(run.scores(node=node.id)))
     columns = ["what", "wall s", "CPU s", "scores"]

@@ -24,7 +24,7 @@ from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.jobs.improve import ImproveConfig, Job
 from ramify.methods.maze_recovery.attempts import Traces, from_run
-from ramify.methods.maze_recovery.build import build_sft
+from ramify.methods.maze_recovery.build import SetSummary, build_sft
 from ramify.render.terminal import progress
 from ramify.trace.db import Run
 from ramify_experiments.lab import Checks, ResultCache, columns
@@ -47,7 +47,7 @@ class Recoveries(Job):
     """The main job's supervised arm, on sets of the builder."""
 
     options: dict[str, Any]
-    shown: list[dict[str, Any]]
+    shown: list[SetSummary]
 
     def _rows(self, run: Run, group: str, *rest: Any) -> Any:
         try:
@@ -67,12 +67,14 @@ def cell(arm: str, seed: int, size: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         with kind(config, path) as job, Run.create(path, config.to_json()) as run:
-            job.options, job.shown = SETS.get(arm, {}), []
+            shown: list[SetSummary] = []
+            if isinstance(job, Recoveries):
+                job.options, job.shown = SETS[arm], shown
             if arm != "start":
                 job.learn(run, rival)
-            success = job.evaluate(run, "after")["success"]
-            shares = [s.share_with_recovery for s in job.shown]
-            tokens = [s.tokens for s in job.shown]
+            success = job.evaluate(run, "after").success
+            shares = [s.share_with_recovery for s in shown]
+            tokens = [s.tokens for s in shown]
     return {"success": success, "with recovery": float(np.mean(shares or [0])), "trained": float(np.sum(tokens or [0]))}
 
 

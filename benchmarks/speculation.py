@@ -18,6 +18,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,11 @@ from serving_vllm import Vllm
 
 from ramify.base.seeds import derive_key
 from ramify.engine.local import LocalModel
+from ramify.engine.profile import Profile
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.dspark import bench, profile
 from ramify.methods.dspark.drafter_files import for_target
+from ramify.methods.dspark.record import PLAIN, Pairing
 from ramify.model.protocol import Prefix, Sampling
 from ramify.render.terminal import progress
 from ramify.render.text import table
@@ -69,7 +72,7 @@ def busy() -> str:
     return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
-def one_at_a_time(found: Sequence[bench.Pairing]) -> Table:
+def one_at_a_time(found: Sequence[Pairing]) -> Table:
     """Columns and rows of the table of entrants."""
     cell = {(p.name, p.place): p for p in found}
     names, places = dict.fromkeys(p.name for p in found), list(dict.fromkeys(p.place for p in found))
@@ -78,19 +81,17 @@ def one_at_a_time(found: Sequence[bench.Pairing]) -> Table:
     for name in names:
         own = [cell[name, d] for d in places]
         taus, speeds = [f"{p.tau:.2f}" for p in own], [round(p.speed) for p in own]
-        rows.append([NAMES.get(name, name), *taus, *speeds, *map(bench.show, own)])
+        rows.append([NAMES.get(name, name), *taus, *speeds, *map(str, own)])
     return columns, rows
 
 
-def under_load(found: Sequence[bench.Pairing]) -> Table:
+def under_load(found: Sequence[Pairing]) -> Table:
     """Columns and rows of the table of schedules; the frontier is drawn from it."""
-    rows = [[p.place, p.name, round(p.speed), round(p.user_speed), bench.show(p), p.verdict] for p in found]
+    rows = [[p.place, p.name, round(p.speed), round(p.user_speed), str(p), p.verdict] for p in found]
     return ["requests at once", "schedule", "tok/s", "tok/s a request", "x plain", "verdict"], rows
 
 
-def against_vllm(
-    python: str, lab: DrafterLab, costs: profile.Profile, drafter: Any, prompts: Sequence[np.ndarray], rounds: int
-) -> Table:
+def against_vllm(python: str, lab: DrafterLab, costs: Profile, drafter: Any, prompts: Sequence[np.ndarray], rounds: int) -> Table:
     """Columns and rows: the engine plain and speculating, and vLLM, on the same batches."""
     child = Vllm(python, lab.folder, NEW, torch.get_num_threads())
 
@@ -100,7 +101,7 @@ def against_vllm(
 
     module = lab.model.module
     entrants: dict[str, bench.Entrant] = {
-        bench.PLAIN: bench.Engine(module, SETTINGS, max(BATCHES)),
+        PLAIN: bench.Engine(module, SETTINGS, max(BATCHES)),
         "stale2": bench.Engine(
             module, SETTINGS, max(BATCHES), drafter=drafter, schedule="stale2", profile=costs, verify="rejection"
         ),
@@ -111,7 +112,7 @@ def against_vllm(
         for batch in BATCHES:
             runs = bench.turns(entrants, prompts, batch, batch, rounds)
             own, other = bench.pairings(str(batch), runs), bench.pairings(str(batch), runs, "vLLM CPU")
-            rows.append([batch, *(round(p.speed) for p in own), *(bench.show(p) for p in other[:2])])
+            rows.append([batch, *(round(p.speed) for p in own), *map(str, other[:2])])
             say("  ".join(map(str, rows[-1])))
     finally:
         child.close()
@@ -212,7 +213,7 @@ def trained(args: argparse.Namespace) -> dict[str, Table]:
     if {"loads", "serving"} & set(args.parts):
         costs = profile.measure(LocalModel(module, eos=(), max_sequences=max(bench.LOADS)), first, mixed, bench.LOADS)
         for row in profile.break_even(costs):
-            say(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+            say(", ".join(f"{name} {value:.4g}" for name, value in asdict(row).items()))
     if "loads" in args.parts:
         with progress("under load") as bar:
             together = bench.under_load(module, first, mixed, SETTINGS, costs, rounds=args.rounds, progress=bar)

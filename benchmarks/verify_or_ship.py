@@ -50,7 +50,7 @@ def main() -> None:
         for horizon, critics in ((3, 3), (5, 3), (5, 4)):
             known, config = tables(critics, histories, same), ControlConfig(horizon=horizon)
             sizes = Plan(known, config).sizes()
-            rows.append([name, horizon, critics, f"{milliseconds(known, config):.1f}", sizes["functions"], sizes["lines"]])
+            rows.append([name, horizon, critics, f"{milliseconds(known, config):.1f}", sizes.functions, sizes.lines])
             print(*rows[-1])
     if options.save:
         note = (
