@@ -6,13 +6,13 @@ training and before), two files of prompts (JSON lines with "prompt"; the behavi
 Without them: the built-in agent, and itself with one direction written into its second block, which the dictionary has to find.
 """
 
-import asyncio
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from ramify import wait_for
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.methods.crosscoder import Checkpoints, capture, rank_features
@@ -56,7 +56,7 @@ def main(models, tool, plain):
     change = scale(dictionary, codes[:4], [ranked[0].feature], gain=16)
     settings = Sampling(temperature=0, max_tokens=12, stop_tokens=models.tuned.eos)
     for name, what in (("clean", None), ("steered", change), ("random", random_like(change, 0))):
-        sampled = asyncio.run(sample(models.tuned, [np.array(row) for row in tool[:4]], models.layer, what, settings))
+        sampled = wait_for(sample(models.tuned, [np.array(row) for row in tool[:4]], models.layer, what, settings))
         print(f"{name:8s} {[reply.text[:30] for reply in sampled]}")
 
 

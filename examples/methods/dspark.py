@@ -6,13 +6,13 @@ lines with "prompt") and a folder for the drafter. Without them:
 the built-in agent, and a drafter trained for seconds. `ramify dspark` does the same.
 """
 
-import asyncio
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
+from ramify import wait_for
 from ramify.engine.local import LocalModel
 from ramify.methods.dspark import Target, TrainOptions, calibrate, train
 from ramify.methods.dspark.run import text
@@ -34,9 +34,7 @@ def main(name="builtin", file=None, out=None, steps=40):
     print(f"{report.tokens_a_pass:.2f} tokens a pass, temperatures {np.round(report.temperatures, 2)}")
 
     plain, fast = LocalModel.load(target.folder), LocalModel.load(target.folder, drafter=folder)
-    completions = [
-        asyncio.run(model.sample(Prefix(others[0]), 4, Sampling(max_tokens=32), [1, 2, 3, 4])) for model in (plain, fast)
-    ]
+    completions = [wait_for(model.sample(Prefix(others[0]), 4, Sampling(max_tokens=32), [1, 2, 3, 4])) for model in (plain, fast)]
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(*completions, strict=True))  # the same samples with and without
     print(f"the same samples; now: ramify dspark profile {name} {folder}, then ramify serve {name} --drafter {folder}")
 

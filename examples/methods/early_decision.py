@@ -6,13 +6,12 @@ prompt, and regex:PATTERN, factory:MODULE:ATTRIBUTE or judge:MODEL on the answer
 is trained first; its outcome is whether the answer is right, and its probe needs scikit-learn.
 """
 
-import asyncio
 import importlib.util
 import sys
 import tempfile
 from pathlib import Path
 
-from ramify import Sampling
+from ramify import Sampling, wait_for
 from ramify.engine.named import find_continuing
 from ramify.env.builtin import chain
 from ramify.methods.early_decision import Study, StudyConfig, build, continuations, rollout
@@ -59,4 +58,4 @@ async def main(sampler, thinking, jury, problems):
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*(mine(*sys.argv[1:]) if sys.argv[1:] else small())))
+    wait_for(main(*(mine(*sys.argv[1:]) if sys.argv[1:] else small())))

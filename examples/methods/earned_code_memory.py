@@ -4,9 +4,9 @@ python examples/methods/earned_code_memory.py: my agent is `agent` below, my API
 that writes code (`role_of(*find_model("chat:NAME@URL"))`). Put yours in their place.
 """
 
-import asyncio
 import json
 
+from ramify import wait_for
 from ramify.methods.earned_code_memory import Memory, ToolBox
 from ramify.methods.earned_code_memory.rules import reflect
 
@@ -66,4 +66,4 @@ async def main():
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    wait_for(main())

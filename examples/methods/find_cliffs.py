@@ -4,11 +4,10 @@ python examples/methods/find_cliffs.py [CHECKPOINT PROBLEMS VERIFIER]: a folder 
 prompt and answer, and exact, number, boxed or cmd:./check.sh. Without them a small model of chain arithmetic is trained first.
 """
 
-import asyncio
 import sys
 from pathlib import Path
 
-from ramify import Sampling
+from ramify import Sampling, wait_for
 from ramify.engine.named import find_continuing
 from ramify.env.builtin import chain
 from ramify.env.protocol import Task
@@ -59,4 +58,4 @@ async def main(forks, problems):
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*(mine(*sys.argv[1:]) if sys.argv[1:] else small())))
+    wait_for(main(*(mine(*sys.argv[1:]) if sys.argv[1:] else small())))

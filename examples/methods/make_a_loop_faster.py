@@ -4,11 +4,11 @@ python make_a_loop_faster.py FILE.c:FUNCTION.
 Needs gcc. Every candidate runs in the sandbox, is compared on fresh inputs, and is timed in pairs against the original.
 """
 
-import asyncio
 import sys
 import tempfile
 from pathlib import Path
 
+from ramify import wait_for
 from ramify.methods.kernel_search import KernelSearchConfig, Wall, diagnose, read_task, search
 
 SOFTMAX = """#include <math.h>
@@ -31,7 +31,7 @@ def main() -> None:
         path.write_text(SOFTMAX)
         task = read_task(sys.argv[1] if len(sys.argv) > 1 else f"{path}:softmax")
 
-        found = asyncio.run(diagnose(task, Wall(task, pairs=4, batch_seconds=0.005), simulate=False))
+        found = wait_for(diagnose(task, Wall(task, pairs=4, batch_seconds=0.005), simulate=False))
         for one in found.findings:
             print(f"{one.severity:8} {one.tool} at {one.where}: {one.cause}\n         -> {one.prescription}")
 

@@ -6,12 +6,12 @@ the first one scored. Without them two patterns judge made-up replies, of which 
 answer.
 """
 
-import asyncio
 import json
 import random
 import sys
 from pathlib import Path
 
+from ramify import wait_for
 from ramify.methods.judge_evolution import board, check, promote, rescore
 from ramify.methods.judge_evolution.algorithm import PromotionConfig
 from ramify.score.anchor import read_anchor
@@ -36,7 +36,7 @@ def made_up(folder):
         run.add_tree("task", {"id": "task"})
         root = make_node("task", None, 0, "root", "")
         run.add(root, *(make_node("task", root.id, 0, "assistant", text, index=i) for i, (text, _) in enumerate(replies(40))))
-        asyncio.run(rescore(run, "quality", find_judge("regex:certainly|it is")))
+        wait_for(rescore(run, "quality", find_judge("regex:certainly|it is")))
     return folder / "anchor.jsonl", "regex:certainly|it is", r"regex:it is \d", folder / "run", "quality"
 
 
@@ -45,17 +45,17 @@ def main(anchor=None, incumbent=None, challenger=None, folder=None, slot=None):
         anchor, incumbent, challenger, folder, slot = made_up(Path("made-up"))
     items, rule = read_anchor(Path(anchor)), PromotionConfig()
     old, new = find_judge(incumbent), find_judge(challenger)
-    found = asyncio.run(check(items, [new], old, rule))
+    found = wait_for(check(items, [new], old, rule))
     for one in (found.incumbent, found.challengers[0]):
         print(f"{one.judge}: right on {one.accuracy}, {one.missing} missing, longer accepted {one.length and one.length.value}")
     print(f"may it take over? {found.promote}: {found.why}")
     if folder is None:
         return
     with Run.open(folder, write=True) as run:
-        told = asyncio.run(promote(run, slot, {challenger: new}, items, old, rule))
+        told = wait_for(promote(run, slot, {challenger: new}, items, old, rule))
         print(f"promoted: {told.promoted}; scores that stopped counting: {told.stake.erased}")
         if told.promoted:
-            print(asyncio.run(rescore(run, slot, new)))
+            print(wait_for(rescore(run, slot, new)))
         print("counting now:", board(run).slots[slot].counting, "kept for the record:", board(run).slots[slot].erased)
 
 

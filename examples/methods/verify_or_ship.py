@@ -6,11 +6,11 @@ the sandbox), and `attempts` are replies that my agent gave.
 Put your scripts and logs in their place: candidates come on standard input.
 """
 
-import asyncio
 import json
 import tempfile
 from pathlib import Path
 
+from ramify import wait_for
 from ramify.methods.verify_or_ship import ControlConfig, Controller, Critic, calibrate
 from ramify.methods.verify_or_ship.algorithm import Plan
 from ramify.methods.verify_or_ship.records import ask, read_source
@@ -62,7 +62,7 @@ def main(folder):
         config,
         tables,
     )
-    found = asyncio.run(controller.run("write slug"))
+    found = wait_for(controller.run("write slug"))
     print(f"{' > '.join(found.actions)}: delivered {found.delivered}, belief {found.belief:.2f}, cost {found.cost:g}")
 
 

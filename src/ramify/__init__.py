@@ -11,6 +11,7 @@ from ramify.base import version
 from ramify.base.lazy import declared
 
 if TYPE_CHECKING:  # what type checkers and editors see; the names below are these
+    from ramify.base.waiting import wait_for as wait_for
     from ramify.engine.local import LocalModel as LocalModel
     from ramify.env.protocol import Observation as Observation
     from ramify.env.protocol import Task as Task

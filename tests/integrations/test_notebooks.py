@@ -144,6 +144,7 @@ def test_the_cells_of_a_notebook(tmp_path: Path) -> None:
             assert "<iframe" in await here.runs("ramify.Run.open('runs/one')")
             assert "<table" in await here.runs(AGENT)
             await here.runs("await asyncio.sleep(0); ramify.play(agent, House, [{'id': 'l'}], out='runs/awaits')")
+            await here.runs("assert ramify.wait_for(asyncio.sleep(0, result=3)) == 3")
             wrong = await here.cell("ramify.play(agent, House, [{'id': 'l'}], out='runs/one')")
             assert [one["ename"] for one in wrong] == ["UserError"]
 
