@@ -67,7 +67,7 @@ def test_leaving_the_process_is_no_way_to_pass(verb, here: Path) -> None:
     (here / "leaves.py").write_text("class Leaves:\n    name = 'x'\n    def task_set(self, *args): raise SystemExit(0)\n")
     done = verb("check", "env", "leaves.py:Leaves")
     assert done.code == 1
-    assert "it is not an env: SystemExit: 0" in done.out
+    assert "it is no env: SystemExit: 0" in done.out
     assert "does not conform: 1 problem\n" in done.out
     assert "pass" not in done.out  # which checks were done by then is not known
 

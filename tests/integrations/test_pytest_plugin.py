@@ -92,7 +92,7 @@ def test_loading_it_imports_nothing_heavy() -> None:
         "print(*sorted({n for n in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    own = {"ramify", "ramify.base", "ramify.base.version", "ramify.integrations", "ramify.integrations.pytest", PLUGIN}
+    own = {"ramify", "ramify.base", "ramify.base.lazy", "ramify.base.version", "ramify.integrations", "ramify.integrations.pytest", PLUGIN}
     assert set(done.stdout.split()) == own
 
 

@@ -211,9 +211,9 @@ def test_workers_with_another_model_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "message"),
     [("procesess", "unknown back end 'procesess' \\(local, processes, ray"), ("processes:0", "'0' is not a number"),
-     ("processes:", "'' is not a number"), ("processes:-1", "no number"), ("local:2", "local takes no number"),
+     ("processes:", "'' is not a number"), ("processes:-1", "not a number"), ("local:2", "local takes no number"),
      ("", "unknown back end ''"),
-     ("processes:99999999999", "no number"), ("processes:²", "no number")],
+     ("processes:99999999999", "not a number"), ("processes:²", "not a number")],
 )  # fmt: skip
 def test_a_bad_back_end_is_one_sentence(backend: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -153,7 +153,7 @@ GOOD = {"task_id": "t", "prompt_ids": [1], "completion_ids": [2, 3], "env_mask":
         ({"task_id": "t", "steps": [{"token_ids": [1]}]}, "step 0 has no 'is_action'"),
         ({"task_id": "t", "steps": steps(([1], False))}, "marks no step as an action"),
         ({"task_id": "t", "steps": []}, "marks no step"),
-        ({"task_id": "t", "steps": steps(([-1], True))}, "no token id"),
+        ({"task_id": "t", "steps": steps(([-1], True))}, "not a token id"),
         ({"task_id": "t", "steps": [7]}, "step 0 is not an object"),
         ({k: v for k, v in GOOD.items() if k != "env_mask"}, "mask of actions is missing"),
         (GOOD | {"env_mask": [1]}, "1 entry for 2"),

@@ -201,7 +201,7 @@ def deep(levels: int) -> Any:
         ({"extra_body": {"structured_outputs": {"grammar": "start: X"}}}, "unknown field 'grammar'", "structured_outputs"),
         ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "must have one of", "structured_outputs"),
         ({"extra_body": {"structured_outputs": {"regex": "((a{999}){999}){999}"}}}, "repeats too much", "structured_outputs"),
-        ({"extra_body": {"structured_outputs": {"json": "{"}}}, "no JSON", "structured_outputs"),
+        ({"extra_body": {"structured_outputs": {"json": "{"}}}, "not JSON", "structured_outputs"),
         ({"tool_choice": "required"}, "needs 'tools'", "tool_choice"),
         ({"tools": [GO], "tool_choice": {"type": "function", "function": {"name": "goo"}}}, "did you mean 'go'", "tool_choice"),
         ({"tools": [GO], "tool_choice": {"type": "allowed_tools"}}, "tool_choice must be", "tool_choice"),

@@ -211,7 +211,7 @@ def own_component(
     made = None if isinstance(found, type) else adapt(spec, found)
     if made is None:
         if not takes(found, 0):
-            raise UserError(f"{spec} cannot be called without arguments, and is not a {word}: one has {has}")
+            raise UserError(f"{spec} cannot be called without arguments, and is no {word}: one has {has}")
         made = called(spec, found)
         if not _fits(spec, made, kind):
             raise UserError(f"{spec} returned a {type(made).__name__}, which is no {word}: one has {has}")

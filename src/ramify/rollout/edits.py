@@ -109,7 +109,7 @@ def check_edit(edit: Any) -> dict[str, Any] | None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise UserError(f"edit '{kind}' holds a lone surrogate, which is no valid text") from None
+        raise UserError(f"edit '{kind}' holds a lone surrogate, which is not valid text") from None
     return edit
 
 

@@ -55,7 +55,7 @@ def check(kind: str, part: Any, **options: Any) -> list[Problem]:
     except (RamifyError, KeyboardInterrupt):
         raise
     except BaseException as error:  # so far from its kind that the battery itself fails; sys.exit is not a pass
-        return [Problem(STOPPED, f"it is not a {kind}: {type(error).__name__}: {error}")]
+        return [Problem(STOPPED, f"it is no {kind}: {type(error).__name__}: {error}")]
 
 
 def _battery(kind: str) -> tuple[Any, Any]:

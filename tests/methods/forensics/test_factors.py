@@ -121,7 +121,7 @@ def test_calls_that_are_wrong_are_answered_and_cost_a_turn() -> None:
     for reply, said in (
         (call("asks", guess=1), "there is no tool 'asks' (did you mean 'ask'?)"),
         (call("ask"), "ask needs the argument 'guess'"),
-        (call("ask", guess="1"), "argument 'guess' of ask is not an integer"),
+        (call("ask", guess="1"), "argument 'guess' of ask must be of type integer"),
         (call("ask", guess=1, loud=True), "ask has no argument 'loud'"),
         (call("ask", guess=1) * 2, "one call a reply"),
         ("<tool_call>{", "the call is not JSON"),

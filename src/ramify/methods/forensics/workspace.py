@@ -129,7 +129,7 @@ class Workspace(ABC):
             if argument not in arguments:
                 raise RefusedError(f"{name} needs the argument '{argument}'")
             if not _KINDS[wanted[argument]](arguments[argument]):
-                raise RefusedError(f"argument '{argument}' of {name} is not a {wanted[argument]}")
+                raise RefusedError(f"argument '{argument}' of {name} must be of type {wanted[argument]}")
         return str(getattr(self, name)(**arguments))
 
     def list_files(self) -> str:
