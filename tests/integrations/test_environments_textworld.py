@@ -223,5 +223,5 @@ def test_a_file_that_is_no_game_is_refused_before_the_interpreter_sees_it(tmp_pa
     broken = story[:-200] + b"\x01" * 200 if size is None else story[:size]
     (tmp_path / "broken.z8").write_bytes(broken)
     bad: Any = find_environment(f"textworld:{tmp_path / 'broken.z8'}")
-    with pytest.raises(UserError, match="no whole Z-machine story"):
+    with pytest.raises(UserError, match="not a whole Z-machine story"):
         bad.make().reset(first(bad), 0)

@@ -253,9 +253,9 @@ def test_bad_files(logs: dict[str, Path], tmp_path: Path) -> None:
     with zipfile.ZipFile(logs["eval"]) as archive:
         inside = archive.getinfo("samples/a_epoch_1.json").header_offset + 200
     for name, raw, message in (
-        ("cut.eval", whole[: len(whole) // 2], "no readable zip"),
-        ("empty.eval", b"", "no readable zip"),
-        ("text.eval", b"hello", "no readable zip"),
+        ("cut.eval", whole[: len(whole) // 2], "not a readable zip"),
+        ("empty.eval", b"", "not a readable zip"),
+        ("text.eval", b"hello", "not a readable zip"),
         ("liar.eval", bytes(liar), "samples/a_epoch_1.json is damaged"),
         ("flip.eval", whole[:inside] + bytes(64) + whole[inside + 64 :], "samples/a_epoch_1.json is damaged"),
         ("cut.json", document[: len(document) // 2], "is not JSON"),
