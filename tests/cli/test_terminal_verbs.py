@@ -87,7 +87,7 @@ VERBS = {
         "why runs/rollout-1 --first 2 --n 4",
         "why .*/",
         "why runs/rollout-1 --first 4000 --n 4000",
-        "stay in",
+        AGAIN,
         ("rollout --count 1",),
     ),
     "rollout --tree": Verb(
@@ -124,7 +124,7 @@ VERBS = {
         before=(f"crosscoder capture {CROSS} --out states", f"{DICTIONARY} --steps 20"),
     ),
     "dspark train": Verb(
-        DRAFTER, "sample text|train .* steps", f"dspark train builtin --out drafter {DSPARK} --steps 90000", AGAIN
+        DRAFTER, "sample text|train .* steps", f"dspark train builtin --out drafter {DSPARK} --steps 90000", f"{AGAIN}|nothing was done yet"
     ),
     "dspark calibrate": Verb(
         "dspark calibrate builtin drafter --n 24 --tokens 24",

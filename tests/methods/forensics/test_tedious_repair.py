@@ -24,7 +24,7 @@ def play(environment: TediousRepairEnvironment, one: Task, *actions: str) -> lis
 @pytest.mark.parametrize("plan", [False, True])
 def test_it_conforms(plan: bool) -> None:
     assert check_env(TediousRepairEnvironment("errors=3", plan)) == []
-    assert registry.get("env", "tedious-repair") is TediousRepairEnvironment
+    assert type(registry.get("env", "tedious-repair")("errors=3")) is TediousRepairEnvironment
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT.scripts)
