@@ -124,7 +124,10 @@ VERBS = {
         before=(f"crosscoder capture {CROSS} --out states", f"{DICTIONARY} --steps 20"),
     ),
     "dspark train": Verb(
-        DRAFTER, "sample text|train .* steps", f"dspark train builtin --out drafter {DSPARK} --steps 90000", f"{AGAIN}|nothing was done yet"
+        DRAFTER,
+        "sample text|train .* steps",
+        f"dspark train builtin --out drafter {DSPARK} --steps 90000",
+        f"{AGAIN}|nothing was done yet",
     ),
     "dspark calibrate": Verb(
         "dspark calibrate builtin drafter --n 24 --tokens 24",
