@@ -243,7 +243,7 @@ def keep(source: Path, maker: str, result: Any) -> str:
     from ramify.trace.node import KeptResult
 
     maker = f"{maker} {result.PART}".rstrip()
-    return sources.keep(source, [KeptResult(maker, result.to_keep(), to_data(result.sections()))])
+    return sources.keep(source, [KeptResult(maker, result.to_keep(), to_data(result.sections_to_keep()))])
 
 
 class Verb:

@@ -38,6 +38,7 @@ VERBS: tuple[Verb, ...] = (
         f"cliffs scan {FORKED} --problems {{in}}/problems.jsonl --samples 2 --max-tokens 4 --n 16 --out scan --json",
         readers=("cliffs show scan --json",),
     ),
+    Verb(f"cliffs ablate scan {FORKED} --k 1 --n 4 --json", after="cliffs scan"),
     Verb(
         "crosscoder steer dictionary states --prompts {in}/test.jsonl --out study --raw --score {parts}:begins_well --features "
         "0,9 "
@@ -257,7 +258,6 @@ READERS: tuple[Verb, ...] = (
     Verb("completion bash"),
     Verb("doctor --json"),
     Verb("check run run --json", after="rollout"),
-    Verb(f"cliffs ablate scan {FORKED} --k 1 --n 4 --json", after="cliffs scan"),
     Verb("cliffs show scan --json", after="cliffs scan"),
     Verb(DRAFTER.format("bench", "drafter --n 4 --tokens 8 --loads 1 --turns 3"), after="dspark train"),
     Verb(DRAFTER.format("verify-lossless", "drafter --n 2 --samples 1000 --schedule fixed:2"), after="dspark train"),

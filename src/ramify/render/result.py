@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 from ramify.base import codec, notebook
@@ -147,6 +147,15 @@ class Result:
         """The same without what is about this call alone (:data:`CALL`)."""
         passing = {one.name for one in fields(self) if not one.metadata.get("kept", True)}
         return {name: value for name, value in self.to_json().items() if name not in passing}
+
+    def sections_to_keep(self) -> Iterable[Section]:
+        """Its sections, with what is about this call alone as by default."""
+        passing: dict[str, Any] = {
+            one.name: one.default if one.default_factory is MISSING else one.default_factory()
+            for one in fields(self)
+            if not one.metadata.get("kept", True) and (one.default is not MISSING or one.default_factory is not MISSING)
+        }
+        return replace(self, **passing).sections()
 
     def __str__(self) -> str:
         return to_text(self.sections())

@@ -14,7 +14,7 @@ from ramify.methods.cliffs.passk import pass_at_k
 from ramify.methods.cliffs.run import AblatedCliff, ScanConfig, Scanned
 from ramify.render.numbers import interval, number, percent, percent_interval
 from ramify.render.potential import Estimate, Potential, Spot
-from ramify.render.result import Result, Section, table
+from ramify.render.result import CALL, Result, Section, table
 from ramify.rollout.steps import ForksSpent
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import Interval, bootstrap, wilson
@@ -76,13 +76,13 @@ class CliffScan(Result):
     missing: int
     truncated: int
     gap: float
-    scanned: int = 0
+    scanned: int = field(default=0, metadata=CALL)
     """Traces of this call alone."""
-    left: int = 0
+    left: int = field(default=0, metadata=CALL)
     """Traces that the budget did not reach."""
-    failed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict, metadata=CALL)
     """Traces that could not be scanned, and why."""
-    spent: ForksSpent = field(default_factory=ForksSpent)
+    spent: ForksSpent = field(default_factory=ForksSpent, metadata=CALL)
     """By this call."""
     out: str = ""
 
@@ -97,9 +97,10 @@ class CliffScan(Result):
             for one in self.classes
             if one.found
         ]
+        ran = f", {plural(self.spent.forward_tokens, 'token')} run" if self.spent.forward_tokens else ""
         took = (
             f"{self.tested} of {self.tokens} tokens tested; {plural(self.forks, 'fork')} ({percent(self.share_of_forks or 0, 0)} "
-            f"of every position with all forks), {plural(self.spent.forward_tokens, 'token')} run. "
+            f"of every position with all forks){ran}. "
             f"{plural(self.truncated, 'fork')} truncated, {self.missing} without a verdict"
             f"{': ' + self.spent.first_failure if self.spent.first_failure else ''}."
         )
@@ -210,7 +211,7 @@ class Ablation(Result):
     records: tuple[AblatedCliff, ...]
     which: str = "first"
     n: int = 0
-    spent: ForksSpent = field(default_factory=ForksSpent)
+    spent: ForksSpent = field(default_factory=ForksSpent, metadata=CALL)
 
     def sections(self) -> Iterable[Section]:
         """The arms, what was counted otherwise, and the gap."""
@@ -223,10 +224,8 @@ class Ablation(Result):
         ]
         left += [f"Left out: {plural(self.left_out, 'cliff')} without a graded fork in some arm."] if self.left_out else []
         gap = "" if self.gap is None else f"del - keep at k = 1: {number(self.gap)} {interval(self.gap_interval)}, "
-        of = (
-            f"{gap}{plural(self.cliffs, 'cliff')} ({self.which} of each wrong trace), "
-            f"{plural(self.spent.forward_tokens, 'token')} run."
-        )
+        ran = f", {plural(self.spent.forward_tokens, 'token')} run" if self.spent.forward_tokens else ""
+        of = f"{gap}{plural(self.cliffs, 'cliff')} ({self.which} of each wrong trace){ran}."
         head = ["arm", "undefined (scores 0)", *(f"pass@{k}" for k in self.short)]
         yield Section.of("", table(head, rows), "\n".join([*left, of]))
 
