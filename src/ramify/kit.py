@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -29,7 +31,7 @@ from cyclopts.exceptions import (
 from cyclopts.exceptions import UnusedCliTokensError as UnusedError
 from cyclopts.validators import Number
 
-from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, UserError, nearest
+from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, RamifyError, UserError, nearest
 from ramify.base.words import unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -237,13 +239,20 @@ RESUMES = "`ramify resume RUN` continues what was interrupted."
 
 def keep(source: Path, maker: str, result: Any) -> str:
     """Keep a Result in the run that ``source`` is or names, where it replaces an earlier one of ``maker`` of the same ``PART``;
-    nowhere where it is not a run. Returns why it could not be kept, else ""."""
+    nowhere where it is not a run. A run that has it already is not written to. Returns why it could not be kept, else ""."""
+    from ramify.base.ids import canonical_json
     from ramify.render.result import to_data
     from ramify.trace import sources
+    from ramify.trace.db import Run
     from ramify.trace.node import KeptResult
 
-    maker = f"{maker} {result.PART}".rstrip()
-    return sources.keep(source, [KeptResult(maker, result.to_keep(), to_data(result.sections_to_keep()))])
+    new = KeptResult(f"{maker} {result.PART}".rstrip(), result.to_keep(), to_data(result.sections_to_keep()))
+    if (folder := sources.run_folder(source)) is None:
+        return ""
+    with suppress(RamifyError), Run.open(folder) as run:
+        if any(canonical_json(asdict(known)) == canonical_json(asdict(new)) for known in run.results(new.maker)):
+            return ""
+    return sources.keep(source, [new])
 
 
 class Verb:
