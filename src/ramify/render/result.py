@@ -151,9 +151,9 @@ class Result:
     def sections_to_keep(self) -> Iterable[Section]:
         """Its sections, with what is about this call alone as by default."""
         passing: dict[str, Any] = {
-            one.name: one.default if one.default_factory is MISSING else one.default_factory()
-            for one in fields(self)
-            if not one.metadata.get("kept", True) and (one.default is not MISSING or one.default_factory is not MISSING)
+            member.name: member.default if member.default_factory is MISSING else member.default_factory()
+            for member in fields(self)
+            if not member.metadata.get("kept", True) and (member.default, member.default_factory) != (MISSING, MISSING)
         }
         return replace(self, **passing).sections()
 
