@@ -16,6 +16,9 @@ HEAD = """# Every result of every reproduction
 
 Written by `python docs/tables.py` from the files under `repro/`, which `ramify repro METHOD` makes. What a result means and why a
 threshold is missed is on the method's page. Intervals are 95 %; `report` has no threshold; a known failure keeps its threshold.
+
+A result is of the commit that stands with it. Sample keys changed on 2026-11-29 (the purpose of an attempt is part of them), so the commands draw
+other samples than those results did; the quick size of each, which CI runs, shows whether the mechanism still does.
 """
 COLUMNS = "| check | value | n | wanted | status |\n|---|---|---|---|---|"
 
@@ -44,6 +47,7 @@ def page() -> str:
         made = f"`{report.get('command', f'ramify repro {slug} --{size}')}`" + (
             f", seeds {', '.join(map(str, seeds))}" if isinstance(seeds, list) else ""
         )
+        made += f", at commit `{report['commit'][:8]}`" if report.get("commit") else ""
         parts.append(f"## {slug} ({size})\n\n{made}\n\n{COLUMNS}\n" + "\n".join(row(check) for check in report["checks"]) + "\n")
     return "\n".join(parts)
 
