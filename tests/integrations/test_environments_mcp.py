@@ -177,7 +177,7 @@ def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(
     assert pids
     assert not any(map(alive, pids))
     with Run.open(tmp_path / "run") as run:
-        assert sum(v.value is None for v in run.scores(scorer="env")) == len(failed)
+        assert sum(record.failure is not None for record in run.attempts()) == len(failed)
 
 
 def test_the_first_servers_of_a_process_may_start_at_once() -> None:

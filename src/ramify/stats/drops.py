@@ -35,6 +35,11 @@ class SuccessDifference:
     success: float
     interval: Interval
 
+    def __str__(self) -> str:
+        """``-37.5 points [-54.8, -17.8]``."""
+        low, high = self.interval
+        return f"{100 * self.success:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
