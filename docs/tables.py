@@ -18,7 +18,8 @@ Written by `python docs/tables.py` from the files under `repro/`, which `ramify 
 threshold is missed is on the method's page. Intervals are 95 %; `report` has no threshold; a known failure keeps its threshold.
 
 A result is of the commit that stands with it. Sample keys changed on 2026-11-29 (the purpose of an attempt is part of them), so
-the commands draw other samples than those results did; the quick size of each, which CI runs, shows whether the mechanism still does.
+the commands draw other samples than those results did; the quick size of each, which CI runs, shows whether the mechanism still
+does.
 """
 COLUMNS = "| check | value | n | wanted | status |\n|---|---|---|---|---|"
 
