@@ -624,7 +624,7 @@ def test_a_command_in_a_worktree_goes_back_to_its_files(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="go together"):
         ramify.agent(["coder"])
-    with pytest.raises(UserError, match="no git repository with a commit 'nowhere'"):
+    with pytest.raises(UserError, match="not a git repository with a commit 'nowhere'"):
         ramify.agent(["coder"], repo=repo, base="nowhere")
 
 
