@@ -167,5 +167,5 @@ def test_a_reward_head_scores_and_a_bare_model_is_refused(tmp_path: Path) -> Non
         assert len(set(scores)) == 2
         if labels == 5:
             assert all(0 <= score <= 4 for score in scores)
-    with pytest.raises(NeedsError, match="no reward model"):
+    with pytest.raises(NeedsError, match="not a reward model"):
         head_scores(model_folder("builtin"), ["x"])
