@@ -31,7 +31,6 @@ FILES = {
             "cliffs/verbs.py:pairs_",
             "diagnose/verbs.py:run",
             "crosscoder/run.py:export",
-            "crosscoder/verbs.py:rank",
             "graph_credit/verbs.py:advantages",
         ),
         *("graph_credit/verbs.py:show", "implicit_advantage/verbs.py:select"),
