@@ -241,12 +241,11 @@ def keep(source: Path, maker: str, result: Any) -> str:
     """Keep a Result in the run that ``source`` is or names, where it replaces an earlier one of ``maker`` of the same ``PART``;
     nowhere where it is not a run. A run that has it already is not written to. Returns why it could not be kept, else ""."""
     from ramify.base.ids import canonical_json
-    from ramify.render.result import to_data
     from ramify.trace import sources
     from ramify.trace.db import Run
     from ramify.trace.node import KeptResult
 
-    new = KeptResult(f"{maker} {result.PART}".rstrip(), result.to_keep(), to_data(result.sections_to_keep()))
+    new = KeptResult(f"{maker} {result.PART}".rstrip(), *result.as_kept())
     if (folder := sources.run_folder(source)) is None:
         return ""
     with suppress(RamifyError), Run.open(folder) as run:

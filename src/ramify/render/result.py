@@ -148,14 +148,14 @@ class Result:
         passing = {one.name for one in fields(self) if not one.metadata.get("kept", True)}
         return {name: value for name, value in self.to_json().items() if name not in passing}
 
-    def sections_to_keep(self) -> Iterable[Section]:
-        """Its sections, with what is about this call alone as by default."""
+    def as_kept(self) -> tuple[dict[str, Any], list[Any]]:
+        """Fields and sections as a run keeps them, with what is about this call alone as by default."""
         passing: dict[str, Any] = {
             member.name: member.default if member.default_factory is MISSING else member.default_factory()
             for member in fields(self)
             if not member.metadata.get("kept", True) and (member.default, member.default_factory) != (MISSING, MISSING)
         }
-        return replace(self, **passing).sections()
+        return self.to_keep(), to_data(replace(self, **passing).sections())
 
     def __str__(self) -> str:
         return to_text(self.sections())

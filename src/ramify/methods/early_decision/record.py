@@ -25,7 +25,6 @@ from ramify.base.seeds import derive_key
 from ramify.methods.early_decision.algorithm import Transition
 from ramify.methods.early_decision.results import StageFound, StudySource
 from ramify.methods.early_decision.thinking import Closed
-from ramify.render.result import to_data
 from ramify.rollout.token_traces import TokenProblem
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Record, Run
@@ -440,7 +439,7 @@ class Study:
         verdict = Finding(name, stage, found.verdict, evidence=codec.to_json(evidence), identity=settings)
         with self.run.transaction():
             self.run.conclude(stage, [verdict, *more])
-            self.run.add(KeptResult(stage, found.to_keep(), to_data(found.sections())))
+            self.run.add(KeptResult(stage, *found.as_kept()))
 
     def settle(self, settings: RatingSettings) -> None:
         """Keep what decides the ratings. Raises UserError where others are there, naming them."""

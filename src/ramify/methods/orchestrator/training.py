@@ -23,7 +23,7 @@ from ramify.methods.orchestrator.evolution import EvolvedRouter, Trial
 from ramify.methods.orchestrator.pool import ModelPool, read_pool
 from ramify.methods.orchestrator.settings import OrchestratorTraining, RouterFit
 from ramify.methods.orchestrator.table import RewardTable, read_table, subset
-from ramify.render.result import CALL, Planned, Result, Section, table, to_data
+from ramify.render.result import CALL, Planned, Result, Section, table
 from ramify.score.judge import find_judge
 from ramify.trace.db import Run
 from ramify.trace.message import Message
@@ -98,7 +98,7 @@ def _keep(run: Run, made: Result, finding: tuple[str, str, float | None] | None)
     found = [] if finding is None else [Finding(finding[0], KIND, finding[1], value=finding[2], unit="reward")]
     with run.transaction():
         run.conclude(KIND, found)
-        run.add(KeptResult(KIND, made.to_keep(), to_data(made.sections())))
+        run.add(KeptResult(KIND, *made.as_kept()))
 
 
 def _rewards(options: OrchestratorTraining, source: Path, out: Path) -> RewardTable:
