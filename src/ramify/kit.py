@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +30,7 @@ from cyclopts.exceptions import (
 from cyclopts.exceptions import UnusedCliTokensError as UnusedError
 from cyclopts.validators import Number
 
-from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, RamifyError, UserError, nearest
+from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, UserError, nearest
 from ramify.base.words import unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -246,12 +245,12 @@ def keep(source: Path, maker: str, result: Any) -> str:
     from ramify.trace.node import KeptResult
 
     new = KeptResult(f"{maker} {result.PART}".rstrip(), *result.as_kept())
-    if (folder := sources.run_folder(source)) is None:
-        return ""
-    with suppress(RamifyError), Run.open(folder) as run:
-        if any(canonical_json(asdict(known)) == canonical_json(asdict(new)) for known in run.results(new.maker)):
-            return ""
-    return sources.keep(source, [new])
+
+    def add(run: Run) -> None:
+        if canonical_json(asdict(new)) not in {canonical_json(asdict(known)) for known in run.results(new.maker)}:
+            run.add(new)
+
+    return sources.keep(source, [], add)
 
 
 class Verb:

@@ -164,7 +164,7 @@ def test_what_an_agent_raises_is_a_failed_attempt(verb, mine: Path, model: str, 
         (("--env", "mine.py:ONE_SUM"), "mine.py:ONE_SUM is one episode: give what makes one for each attempt, the class Sum"),
         (("--env", "mine.py:Sum"), "'Sum' makes no tasks of its own: give tasks= (--tasks FILE)"),
         (("--env", "python:mine"), "'mine' is not MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE"),
-        (("--model", "mine.py:three"), "mine.py:three cannot be called without arguments, and is not a model"),
+        (("--model", "mine.py:three"), "mine.py:three cannot be called without arguments, and is no model"),
         (("--model", "wrong.py:x"), "names nothing that can be imported: SyntaxError"),
     ],
 )
