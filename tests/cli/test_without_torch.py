@@ -46,7 +46,7 @@ def slim(tmp_path_factory: pytest.TempPathFactory) -> Slim:
         for path in site.iterdir():
             if path.name.partition("-")[0].lower() not in LACKING and not (packages / path.name).exists():
                 (packages / path.name).symlink_to(path)
-    env = os.environ | {"PYTHONPATH": f"{packages}:{SOURCES}:{Path(SOURCES).parent / 'experiments'}", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"PYTHONPATH": f"{packages}:{SOURCES}:{SOURCES.parent / 'experiments'}", "OMP_NUM_THREADS": "1"}
 
     def run(code: str) -> Any:
         command = [sys.executable, "-S", "-c", CALLS + code]
