@@ -11,18 +11,18 @@ ID_CHARS = 24  # 96 bits: a collision among 10^9 nodes has probability below 1e-
 
 def stable_hash(*parts: str | bytes | int | None) -> str:
     """Hash ``parts`` to a 24-digit hexadecimal id. Parts are length-prefixed and typed, so ("ab","c") differs from ("a","bc")."""
-    digest = hashlib.blake2b(digest_size=ID_CHARS // 2)
+    pieces = []
     for part in parts:
         if isinstance(part, str):
             raw = part.encode("utf-8", "surrogatepass")
-            digest.update(b"s%d:%b" % (len(raw), raw))
+            pieces.append(b"s%d:%b" % (len(raw), raw))
         elif part is None:
-            digest.update(b"n;")
+            pieces.append(b"n;")
         elif isinstance(part, int):
-            digest.update(b"i%d;" % part)
+            pieces.append(b"i%d;" % part)
         else:
-            digest.update(b"b%d:%b" % (len(part), part))
-    return digest.hexdigest()
+            pieces.append(b"b%d:%b" % (len(part), part))
+    return hashlib.blake2b(b"".join(pieces), digest_size=ID_CHARS // 2).hexdigest()
 
 
 def canonical_json(value: Any) -> str:

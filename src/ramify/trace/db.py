@@ -8,7 +8,8 @@ trade-off: ``synchronous=NORMAL`` does not wait for the disk at each commit, so 
 lose the last commits (never half of one, never the file); waiting would cost a disk flush for each. The lock is an advisory
 ``flock``: it does not hold on network file systems that ignore it.
 
-Nothing is cached but provenances (a handful), so memory does not grow with the run. A Run is used by one thread at a time.
+Nothing is cached but provenances (a handful) and where the last node stands, so memory does not grow with the run. A Run is
+used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ BATCH = 1000
 Record = Node | AttemptRecord | TokenValues | Annotation | Score | Finding | KeptResult | Context | Provenance
 
 
+_Place = tuple[int, int, int, str]
+"""Where a node is: its number, its tree's, its length, its tree's name."""
 T = TypeVar("T")
 _R = TypeVar(
     "_R", Node, AttemptRecord, TokenValues, Annotation, Score, Finding, KeptResult, Context, Provenance, TreeInfo, JournalEntry
@@ -124,6 +127,7 @@ class Run:
         self._new = new
         self._broken = ""
         self._provenances: dict[str, int] = {}
+        self._last: tuple[str, _Place] | None = None
         self.meta: dict[str, Any] = {"schema": next(int(row[0]) for row in self._rows("PRAGMA user_version"))}
         self.meta |= {key: schema.from_json(value) for key, value in self._rows("SELECT key, value FROM meta")}
         self.foreign: bool = self.meta.pop(OWNER, None) != this_user()
@@ -444,6 +448,7 @@ class Run:
                 self._write("RELEASE grouped")
                 self._pending = pending
                 self._provenances.clear()
+                self._last = None
             raise
         self._grouped = False
         self._write("RELEASE grouped")
@@ -710,8 +715,7 @@ class Run:
         if node.parent is None:
             tree, parent = self._tree_seq(node.tree), None
         else:
-            sql = "SELECT p.seq, p.tree, p.length, t.name FROM nodes p JOIN trees t ON t.seq = p.tree WHERE p.id = ?"
-            row = self._row(sql, node.parent)
+            row = self._place(node.parent)
             if row is None:
                 raise UserError(f"node {node.id} hangs on node {node.parent}, which is not in {self.folder}")
             parent, tree, length, name = row
@@ -721,24 +725,39 @@ class Run:
         context = None if node.context is None else self._known("contexts", node.context, node.id)
         provenance = None if node.provenance is None else self._known_provenance(node.provenance, node.id)
         try:
-            self._write(schema.INSERT_NODE, schema.node_row(node, tree, parent, context, provenance))
+            cursor = self._write(schema.INSERT_NODE, schema.node_row(node, tree, parent, context, provenance))
         except UserError as error:
             if node.parent is None and isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise UserError(f"tree '{node.tree}' has a root already; node {node.id} names no parent") from error
             raise
+        if cursor.rowcount > 0 and cursor.lastrowid is not None:
+            self._last = (node.id, (cursor.lastrowid, tree, len(node), node.tree))
+
+    def _place(self, node: str) -> _Place | None:
+        """Where a node is. What is written next mostly points at what was written last: a child, a score, an attempt's end."""
+        if self._last is not None and self._last[0] == node:
+            return self._last[1]
+        sql = "SELECT n.seq, n.tree, n.length, t.name FROM nodes n JOIN trees t ON t.seq = n.tree WHERE n.id = ?"
+        row = self._row(sql, node)
+        if row is None:
+            return None
+        place = (int(row[0]), int(row[1]), int(row[2]), schema.name(row[3]))
+        self._last = (node, place)
+        return place
 
     def _add_attempt(self, attempt: AttemptRecord) -> None:
-        sql = "SELECT n.seq, n.tree, n.length, t.name FROM nodes n JOIN trees t ON t.seq = n.tree WHERE n.id = ?"
-        found = {name: self._row(sql, name) for name in (attempt.leaf, attempt.start) if name is not None}
-        for name, row in found.items():
-            if row is None:
-                raise UserError(f"an attempt points at node {name}, which is not in {self.folder}")
-            if row[3] != attempt.tree:
-                raise UserError(f"an attempt of tree '{attempt.tree}' points at node {name} of tree '{row[3]}'")
-        leaf, tree, *_ = found[attempt.leaf] or ()
-        start, _, length, _ = (None if attempt.start is None else found[attempt.start]) or (None, None, 0, None)
+        leaf, tree, *_ = self._place_of_attempt(attempt, attempt.leaf)
+        start, _, length, _ = (None, tree, 0, "") if attempt.start is None else self._place_of_attempt(attempt, attempt.start)
         provenance = None if attempt.provenance is None else self._known_provenance(attempt.provenance, attempt.leaf)
         self._write(schema.INSERT_ATTEMPT, schema.attempt_row(attempt, tree, leaf, start, length, provenance))
+
+    def _place_of_attempt(self, attempt: AttemptRecord, node: str) -> _Place:
+        place = self._place(node)
+        if place is None:
+            raise UserError(f"an attempt points at node {node}, which is not in {self.folder}")
+        if place[3] != attempt.tree:
+            raise UserError(f"an attempt of tree '{attempt.tree}' points at node {node} of tree '{place[3]}'")
+        return place
 
     def _known(self, table: str, name: str, node: str) -> int:
         row = self._row(f"SELECT seq FROM {table} WHERE hash = ?", name)
@@ -752,10 +771,10 @@ class Run:
         return self._provenances[name]
 
     def _target(self, node: str, kind: str, name: str) -> tuple[int, int]:
-        row = self._row("SELECT seq, length FROM nodes WHERE id = ?", node)
+        row = self._place(node)
         if row is None:
             raise UserError(f"{kind} '{name}' points at node {node}, which is not in {self.folder}")
-        return int(row[0]), int(row[1])
+        return row[0], row[2]
 
     def _judge_set(self, judges: Mapping[str, str]) -> int:
         body = schema.to_json(judges, "the judges of a score")

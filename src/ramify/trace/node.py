@@ -103,15 +103,18 @@ class Node:
         return f"<node {self.id}, {self.role}, {tokens}:\n {text[:90] + '…' if len(text) > 90 else text!r}>"
 
 
+_INT, _BOOL, _FLOAT = np.dtype(np.int32), np.dtype(np.bool_), np.dtype(np.float32)
+
+
 def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, **fields: Any) -> Node:
     """Build a node and its id. ``fields`` are those of :class:`Node`; token ids and masks are copied into compact arrays.
 
     Raises ValueError when arrays differ in length, a number is beyond float32 or a stop reason is unknown.
     """
-    tokens = _array(fields.pop("tokens", None), np.int32)
-    sampled = _array(fields.pop("sampled", None), np.bool_)
-    logprobs = _array(fields.pop("logprobs", None), np.float32)
-    ends = _array(fields.pop("ends", None), np.int32)
+    tokens = _array(fields.pop("tokens", None), _INT)
+    sampled = _array(fields.pop("sampled", None), _BOOL)
+    logprobs = _array(fields.pop("logprobs", None), _FLOAT)
+    ends = _array(fields.pop("ends", None), _INT)
     for name, array in (("sampled", sampled), ("logprobs", logprobs), ("ends", ends)):
         if array is not None and (tokens is None or len(array) != len(tokens)):
             raise ValueError(f"{name} has {plural(len(array), 'entry')} for {0 if tokens is None else len(tokens)} tokens")
@@ -142,7 +145,7 @@ def content_id(node: Node) -> str:
     )
 
 
-def _array(values: Any, dtype: Any) -> np.ndarray | None:
+def _array(values: Any, dtype: np.dtype[Any]) -> np.ndarray | None:
     if values is None:
         return None
     try:  # a copy: a node never changes with a buffer it was made from
