@@ -24,7 +24,7 @@ textworld = pytest.importorskip("textworld", reason="textworld is not installed:
 from textworld.challenges.tw_treasure_hunter import treasure_hunter  # noqa: E402
 from textworld.generator import QuestGenerationError  # noqa: E402
 
-from ramify.integrations.environments.textworld import play_walkthroughs  # noqa: E402
+from ramify.integrations.environments.walkthroughs import play_walkthroughs  # noqa: E402
 from ramify_experiments.recipes import TextWorldRecipe, hunted  # noqa: E402
 
 GAME = "textworld:make?rooms=2&objects=4&length=4"

@@ -39,6 +39,7 @@ EXTRAS = {
     "graphs": "networkx and GraphML graphs",
     "rl": "training with TRL and reading its data sets",
     "environments": "Gymnasium, TextWorld, reasoning-gym and MCP environments",
+    "worlds": "AgentDojo and TextWorldExpress environments (the latter needs Java, too)",
     "serve": "reading and writing inspect logs, tests against the OpenAI client",
     "ray": "--backend ray",
     "interp": "probes of hidden states",

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,6 @@ from ramify.base.seeds import derive_key
 from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet
 from ramify.env.task_sets import known_split
 from ramify.integrations.environments.spec import TaskList, import_package, options, seeded
-from ramify.model.scripted import ScriptedModel
-from ramify.rollout.agent import Agent
-from ramify.rollout.attempts import Attempt
-from ramify.rollout.run import Episodes
-from ramify.trace.db import Run
 
 MAX_TURNS = 100
 MAPS = 20
@@ -225,15 +220,6 @@ class TextWorldEnvironment:
             except no_quest:
                 if attempt == MAPS - 1:
                     raise
-
-
-async def play_walkthroughs(environment: TextWorldEnvironment, tasks: Iterable[Task], run: Run, seed: int = 0) -> list[Attempt]:
-    """Write the walkthrough of every task into ``run`` as an attempt, to fork from or to train on."""
-    attempts = []
-    for task in tasks:
-        agent = Agent(ScriptedModel(environment.walkthrough(task), tokens=False, name="walkthrough"))
-        attempts.append(await Episodes(agent, environment, run, seed).attempt(task.id, task, 0))
-    return attempts
 
 
 def _check_story(path: Path) -> None:
