@@ -168,11 +168,11 @@ class AgentDojoEnvironment:
     def checks(self, task: Task, answer: str, before: Any, after: Any, calls: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
         """What the suite's own checkers say: ``utility``, and of an injection ``injected``, whether its goal was reached."""
         user, injection = self._of(task)
-        made = [self._call_of(function=call["name"], args=dict(call["arguments"])) for call in calls]
-        traced = user.utility_from_traces(answer, before, after, made)
+        run = [self._call_of(function=call["name"], args=dict(call["arguments"])) for call in calls]
+        traced = user.utility_from_traces(answer, before, after, run)
         told = {"utility": bool(user.utility(answer, before, after) if traced is None else traced)}
         if injection is not None:
-            traced = injection.security_from_traces(answer, before, after, made)
+            traced = injection.security_from_traces(answer, before, after, run)
             told["injected"] = bool(injection.security(answer, before, after) if traced is None else traced)
         return told
 
