@@ -87,7 +87,7 @@ def tabular(seed: int, tasks: int = 1000, rounds: int = 300) -> dict[str, Any]:
         found[name] = {"mean": float(w.final.mean())}
         for scorer, values in scores.items():
             found[name][f"auroc {scorer}"] = ranking.auroc(values, w.final > 0)
-            found[name][f"best-of-8 {scorer}"] = float(w.final[best_of(values, task)].mean())
+            found[name][f"best-of-8 {scorer}"] = float((w.final * best_of(values, task)).sum() / tasks)
         if name == "reference":
             off = w
     found["luck identity"] = identity
@@ -227,7 +227,7 @@ def _by_task(records: Sequence[ScoreRecord], scores: np.ndarray, won: np.ndarray
     """Success of the chosen attempt minus the mean of its task, (tasks,)."""
     codes = np.unique([record.task_id for record in records], return_inverse=True)[1]
     mean = np.bincount(codes, won) / np.bincount(codes)
-    return [round(float(value), 4) for value in won[best_of(scores, codes)] - mean]
+    return [round(float(value), 4) for value in np.bincount(codes, won * best_of(scores, codes)) - mean]
 
 
 def optimism(records: Sequence[ScoreRecord]) -> dict[str, float | None]:

@@ -17,6 +17,7 @@ from ramify.methods.implicit_advantage.algorithm import (
     attempt_score,
     best_of,
     by_step,
+    chance_of_choice,
     noise_floor,
     step_columns,
 )
@@ -117,9 +118,32 @@ def test_blame_ranks_and_has_nobody_to_blame_in_nothing() -> None:
     assert blame(np.zeros(0)) == []
 
 
-def test_the_best_of_a_group_is_its_first_highest() -> None:
-    scores, groups = np.array([1.0, 5, 5, np.nan, 2, np.nan]), np.array([0, 0, 0, 1, 1, 2])
-    assert best_of(scores, groups).tolist() == [1, 4, 5]
+def test_the_best_of_a_group_is_its_highest_and_ties_share_it() -> None:
+    scores, groups = np.array([1.0, 5, 5, np.nan, 2, np.nan, np.nan]), np.array([0, 0, 0, 1, 1, 2, 2])
+    assert best_of(scores, groups).tolist() == [0, 0.5, 0.5, 0, 1, 0.5, 0.5]
+
+
+def test_a_choice_by_chance_is_hypergeometric() -> None:
+    one_of = np.ones(3, int)
+    # one of two, three times, always right: 1/8, twice for both sides
+    assert chance_of_choice(np.ones(3), one_of, one_of, 2 * one_of) == pytest.approx(0.25)
+    # all tie: nothing was chosen
+    assert chance_of_choice(np.full(3, 0.5), 2 * one_of, one_of, 2 * one_of) == 1
+    # two of four tie and both won: 1/6 of the pairs, beside a task where one of two was right: 1/12
+    won, chosen, successes, attempts = np.ones(2), np.array([2, 1]), np.array([2, 1]), np.array([4, 2])
+    assert chance_of_choice(won, chosen, successes, attempts) == pytest.approx(2 / 12)
+
+
+def test_choosing_by_what_tells_nothing_apart_is_told_at_most_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    told = 0
+    for _ in range(400):
+        wins = rng.random((12, 4)) < rng.random((12, 1))
+        scores = rng.integers(0, 2, (12, 4))  # many ties
+        top = scores == scores.max(axis=1, keepdims=True)
+        won = (top * wins).sum(axis=1) / top.sum(axis=1)
+        told += chance_of_choice(won, top.sum(axis=1), wins.sum(axis=1), np.full(12, 4)) <= 0.05
+    assert told <= 0.05 * 400 + 3 * np.sqrt(400 * 0.05 * 0.95)
 
 
 def test_noise_grows_with_the_root_of_the_tokens() -> None:

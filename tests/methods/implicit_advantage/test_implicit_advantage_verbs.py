@@ -115,6 +115,17 @@ def test_select_takes_the_highest_and_says_what_it_was_worth(
     assert any("tuned" in name for name in found["by"])
 
 
+def test_a_scorer_that_tells_nothing_apart_gains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {f"task-{i}/{trial}": (not trial, [0.1, 0.2]) for i in range(8) for trial in range(4)}  # the first attempt wins
+    path = graded(capsys, tmp_path / "scores.jsonl", rows)
+    assert main([METHOD, "select", "--scores", str(path), "--best-of", "4", "--by", "few-steps", "--json"]) == 0
+    worth = json.loads(capsys.readouterr().out)
+    few = worth["by"]["few steps"]
+    assert (few["best_of"], few["mean"], few["gain"], few["gain_p"]) == (0.25, 0.25, 0.0, 1.0)
+    assert {pick["tied"] for pick in worth["chosen"]} == {4}
+    assert "nothing stands out" in worth["verdict"]
+
+
 def test_blame_without_a_floor_names_the_lowest_steps_of_failed_attempts(
     scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

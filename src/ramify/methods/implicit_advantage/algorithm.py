@@ -10,6 +10,7 @@ Axis legend: T tokens of an attempt, n its actions ("steps").
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import comb
 from typing import Literal
 
 import numpy as np
@@ -161,24 +162,36 @@ def floor_of(failed: Sequence[np.ndarray], ordinary: Sequence[np.ndarray], level
 
 
 def best_of(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Index of the attempt with the highest score in each group, (G,) by group code; ties:
-    the first; a NaN score is the lowest."""
+    """How much of a group's choice each attempt is, (N,): 1 for the one with the highest score in its group, an equal part for
+    each of several that tie. A NaN score is the lowest."""
     scores = np.where(np.isnan(scores), -np.inf, scores)
-    order = np.lexsort((np.arange(len(scores)), -scores, groups))
-    first = np.unique(np.asarray(groups)[order], return_index=True)[1]
-    return order[first]
+    codes = np.unique(groups, return_inverse=True)[1]
+    highest = np.full(codes.max(initial=-1) + 1, -np.inf)
+    np.maximum.at(highest, codes, scores)
+    parts: np.ndarray = (scores == highest[codes]).astype(float)
+    if len(codes):
+        parts /= np.bincount(codes, parts)[codes]
+    return parts
 
 
-def chance_of_choice(won: float, shares: np.ndarray) -> float:
-    """Two-sided p-value of ``won`` successes among chosen attempts, one a task, where choosing is no better than chance.
+def chance_of_choice(won: np.ndarray, chosen: np.ndarray, successes: np.ndarray, attempts: np.ndarray) -> float:
+    """Two-sided p-value of a choice that is no better than chance, each (tasks,).
 
-    ``shares`` (tasks,): of each task's attempts that succeeded, the chance that a sampled one did.
-    Exact: a sum of independent coins.
+    ``won``: success of what was chosen, averaged where ``chosen`` attempts of a task tie; ``successes`` of its ``attempts``
+    succeeded. By chance the chosen ones are any of them, so their successes are hypergeometric. Exact for up to ten that tie:
+    the sum is counted in 2,520ths, to which averages over more are rounded.
     """
-    distribution = np.ones(1)
-    for share in shares:
-        distribution = np.convolve(distribution, [1 - share, share])
-    at = round(won)
+    unit = 2520  # of which one part in 1 to 10 is whole
+    distribution, low = np.ones(1), 0
+    for k, m, n in zip(chosen.tolist(), successes.tolist(), attempts.tolist(), strict=True):
+        counts = np.arange(max(0, k - (n - m)), min(k, m) + 1)
+        weights = np.array([comb(m, c) * comb(n - m, k - c) / comb(n, k) for c in counts.tolist()])
+        places = np.round(counts * unit / k).astype(int)
+        grown = np.zeros(len(distribution) + places[-1] - places[0])
+        for place, weight in zip((places - places[0]).tolist(), weights.tolist(), strict=True):
+            grown[place : place + len(distribution)] += weight * distribution
+        distribution, low = grown, low + int(places[0])
+    at = int(np.round(won * unit).sum()) - low
     return float(min(1.0, 2 * min(distribution[: at + 1].sum(), distribution[at:].sum())))
 
 

@@ -251,6 +251,7 @@ def select(
     records: Sequence[ScoreRecord], cell: Cell = A_PRIORI, n: int = 8, group: str = "task_id", scores: np.ndarray | None = None
 ) -> ChoiceWorth:
     """The best of the first ``n`` attempts at each task, by the grade or by ``scores`` (N,), and what choosing was worth.
+    Of several that tie the first is chosen, and counted is their average: a scorer that tells nothing apart gains nothing.
 
     ``best_of`` mean success of the chosen ones, ``mean`` Mean@n, ``oracle`` Pass@n; ``gain`` = best_of - mean with an interval
     over tasks (None of one task); ``gain_p`` the p-value of it, had one attempt at each task been sampled. Tasks with an attempt
@@ -269,13 +270,20 @@ def select(
     scores = cell_scores(records, *cell) if scores is None else scores
     kept = np.array([i for rows in groups.values() for i in rows], np.int64)
     codes = np.array([code for code, rows in enumerate(groups.values()) for _ in rows], np.int64)
-    chosen = kept[algorithm.best_of(scores[kept], codes)] if len(kept) else kept
+    parts = algorithm.best_of(scores[kept], codes)
+    tied = np.bincount(codes, parts > 0)
+    first = np.flatnonzero(parts > 0)[np.unique(codes[parts > 0], return_index=True)[1]] if len(kept) else np.zeros(0, int)
+    chosen = kept[first]
     ends = [[records[i].success for i in rows] for rows in groups.values()]
-    known = [all(end is not None for end in row) for row in ends]
-    won = np.array([float(bool(records[i].success)) for i in chosen])[known]
-    mean = np.array([np.mean([float(bool(end)) for end in row]) for row in ends])[known]
-    oracle = np.array([float(any(row)) for row in ends])[known]
-    picks = (Chosen(key, records[i].trajectory_id, _none(scores[i])) for key, i in zip(groups, chosen.tolist(), strict=True))
+    known = np.array([all(end is not None for end in row) for row in ends], bool)
+    success = np.array([float(bool(records[i].success)) for i in kept])
+    won = np.bincount(codes, parts * success)[known]
+    successes, attempts = np.bincount(codes, success)[known], np.bincount(codes)[known]
+    mean, oracle = successes / np.maximum(1, attempts), (successes > 0).astype(float)
+    picks = (
+        Chosen(key, records[i].trajectory_id, _none(scores[i]), int(k))
+        for key, i, k in zip(groups, chosen.tolist(), tied.tolist(), strict=True)
+    )
     return ChoiceWorth(
         tasks=len(groups),
         best_of_n=n,
@@ -287,7 +295,7 @@ def select(
         oracle=_mean(oracle),
         gain=_mean(won - mean),
         gain_interval=clustered_mean(won - mean, range(len(won)))[1] if len(won) else None,
-        gain_p=algorithm.chance_of_choice(float(won.sum()), mean) if len(won) else None,
+        gain_p=algorithm.chance_of_choice(won, tied[known].astype(int), successes.astype(int), attempts) if len(won) else None,
     )
 
 
@@ -302,6 +310,8 @@ class Chosen:
     group: Any
     trajectory_id: str
     score: float | None
+    tied: int
+    """How many attempts of the group have this score; the first of them is the one chosen."""
 
 
 @dataclass(frozen=True)
