@@ -211,7 +211,7 @@ def trained(args: argparse.Namespace) -> dict[str, Table]:
             alone = bench.one_by_one(lab.folder, module, drafters, prompts, SETTINGS, peers, args.rounds, progress=bar)
         tables["speculation"] = one_at_a_time(alone)
     if {"loads", "serving"} & set(args.parts):
-        costs = profile.measure(LocalModel(module, eos=(), max_sequences=max(bench.LOADS)), first, mixed, bench.LOADS)
+        costs = profile.measure(LocalModel(module, eos=(), max_sequences=max(bench.LOADS)), first, mixed, bench.LOADS).profile()
         for row in profile.break_even(costs):
             say(", ".join(f"{name} {value:.4g}" for name, value in asdict(row).items()))
     if "loads" in args.parts:

@@ -283,7 +283,10 @@ def _caveats(found: CliffScan, config: ScanConfig, repeats: bool) -> Iterator[st
         if count:
             yield f"V_0 is {rate} for {count} of {found.traces} traces, {what}: check that {check}"
     if found.left:
-        yield f"--budget-rollouts is spent, {plural(found.left, 'trace')} not scanned: raise it to continue"
+        yield (
+            f"{plural(found.left, 'trace')} not scanned, since --budget-rollouts leaves fewer forks than the next one needs: "
+            "raise it to continue"
+        )
 
 
 def _retold(

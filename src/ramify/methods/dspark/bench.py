@@ -189,7 +189,7 @@ def compare(
     first = next(iter(drafters.values()))
     mixed = [prompt for some in zip(*prompts.values(), strict=False) for prompt in some]
     if costs is None:
-        costs = measure(LocalModel(module, eos=(), max_sequences=max(loads)), first, mixed, loads, progress=progress)
+        costs = measure(LocalModel(module, eos=(), max_sequences=max(loads)), first, mixed, loads, progress=progress).profile()
     alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, distribution, progress)
     together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, distribution, progress)
     return SpeedComparison(tuple(alone), tuple(together), BenchMachine(machine_name(), torch.get_num_threads()))

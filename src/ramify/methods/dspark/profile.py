@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence as GenericSequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -33,14 +34,23 @@ QUIET = 0.2
 """Quantile of the times of a stage that counts: what else runs on the machine only ever adds to them."""
 
 
-def break_even(profile: Profile, loads: GenericSequence[int] | None = None) -> list[LoadOutlook]:
-    """By load, the best drafting its acceptance promises."""
+RESAMPLED = 100
+"""How often the cycles are drawn again, for the interval of a gain."""
+
+
+def break_even(
+    profile: Profile, loads: GenericSequence[int] | None = None, again: GenericSequence[Profile] = ()
+) -> list[LoadOutlook]:
+    """By load, the best drafting its acceptance promises; ``again``: profiles of cycles drawn again, for the interval."""
+    drawn = [{row.requests: row.gain for row in break_even(one, loads)} for one in again]
     schedule = GreedySchedule(profile, profile.block, np.full(profile.block, 0.7) if profile.prior is None else profile.prior)
     rows = []
     for requests in loads or profile.requests:
         gain, depth, verified = schedule.outlook(requests)
         plain = requests / float(profile.cycle(requests, np.array([float(requests)]), 0)[0])
-        rows.append(LoadOutlook(requests, plain, gain * plain, gain, depth, verified))
+        gains = [by_load[requests] for by_load in drawn]
+        low, high = (float(bound) for bound in np.quantile(gains, (0.025, 0.975))) if gains else (gain, gain)
+        rows.append(LoadOutlook(requests, plain, gain * plain, gain, depth, verified, (low, high)))
     return rows
 
 
@@ -109,6 +119,59 @@ class _Timed(Speculator):
         return made
 
 
+@dataclass
+class Cycles:
+    """The times of whole cycles, as they were measured."""
+
+    block: int
+    target: str
+    drafter: str
+    seconds: dict[int, dict[tuple[int, int], np.ndarray]] = field(default_factory=dict)
+    """By load and stage (drafts, of them verified): (cycles, 2), seconds of the cycle and of drafting in it."""
+    reached: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    """By position, rounds whose draft there was verified, [block]; and those where it was accepted."""
+    accepted: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def profile(self, rng: np.random.Generator | None = None) -> Profile:
+        """The costs that count; with ``rng`` those of the cycles drawn again, a stretch at a time, and of acceptance as it may be
+        by what was seen of it."""
+        plain, draft, verify = [], [], []
+        for _, stages in sorted(self.seconds.items()):
+            quiet = {stage: np.quantile(_drawn(times, rng), QUIET, axis=0) for stage, times in stages.items()}
+            whole = [quiet[self.block, k] for k in range(self.block + 1)]
+            plain.append(float(quiet[PLAIN][0]))
+            draft.append((float(quiet[1, 1][1]), float(np.median([cycle[1] for cycle in whole]))))
+            verify.append(tuple(rising([float(cycle[0] - cycle[1]) for cycle in whole])))
+        rate = (self.accepted + 1) / (self.reached + 2)
+        if rng is not None:
+            rate = rng.beta(self.accepted + 1, self.reached - self.accepted + 1)
+        return Profile(
+            block=self.block,
+            requests=tuple(sorted(self.seconds)),
+            plain=tuple(rising(plain)),
+            draft=tuple(draft),
+            verify=tuple(verify),
+            acceptance=tuple(rate.round(4).tolist()),
+            machine=machine_name(),
+            threads=torch.get_num_threads(),
+            target=self.target,
+            drafter=self.drafter,
+        )
+
+    def again(self, n: int = RESAMPLED, seed: int = 0) -> list[Profile]:
+        """``n`` profiles of cycles drawn again."""
+        rng = generator(seed, "profile again")
+        return [self.profile(rng) for _ in range(n)]
+
+
+def _drawn(times: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+    """The same cycles, or as many drawn again in whole stretches: cycles beside each other are slow together."""
+    if rng is None:
+        return times
+    stretches = np.array_split(times, max(1, len(times) // (STRETCH - SETTLED)))
+    return np.concatenate([stretches[i] for i in rng.integers(0, len(stretches), len(stretches))])
+
+
 def measure(
     model: LocalModel,
     drafter: Drafter,
@@ -118,7 +181,7 @@ def measure(
     settings: Sampling | None = None,
     seed: int = 0,
     progress: Progress = SILENT,
-) -> Profile:
+) -> Cycles:
     """Time whole cycles of ``model``'s engine with ``drafter`` on the user's prompts, at each of ``loads`` concurrent requests.
 
     A load runs all its stages in turns, so that a machine that is slow for a while is slow for all; what counts is the time that
@@ -126,32 +189,17 @@ def measure(
     """
     if not prompts or not loads:
         raise UserError("a profile needs at least one prompt and one load")
-    plain, draft, verify = [], [], []
-    reached, accepted = np.zeros(drafter.config.block), np.zeros(drafter.config.block)
+    block = drafter.config.block
+    cycles = Cycles(block, model.identity.weights, weights_hash(drafter), {}, np.zeros(block), np.zeros(block))
     progress.begin(len(set(loads)), 0, "", "loads")
     for done, load in enumerate(sorted(set(loads))):
         progress.at(done, phase=f"{load} at once")
         timed = _Timed(drafter, model.forward.layers, "coupled", load, seed)
         wait_for(_run(model.speculating(timed), timed, prompts, repeats, settings or Sampling(max_tokens=96), seed))
-        quiet = {stage: np.quantile(np.array(found), QUIET, axis=0) for stage, found in timed.seconds.items()}
-        whole = [quiet[timed.block, k] for k in range(timed.block + 1)]
-        plain.append(float(quiet[PLAIN][0]))
-        draft.append((float(quiet[1, 1][1]), float(np.median([cycle[1] for cycle in whole]))))
-        verify.append(tuple(rising([float(cycle[0] - cycle[1]) for cycle in whole])))
-        reached += timed.stats.reached_at
-        accepted += timed.stats.accepted_at
-    return Profile(
-        block=drafter.config.block,
-        requests=tuple(sorted(set(loads))),
-        plain=tuple(rising(plain)),
-        draft=tuple(draft),
-        verify=tuple(verify),
-        acceptance=tuple(((accepted + 1) / (reached + 2)).round(4).tolist()),
-        machine=machine_name(),
-        threads=torch.get_num_threads(),
-        target=model.identity.weights,
-        drafter=weights_hash(drafter),
-    )
+        cycles.seconds[load] = {stage: np.array(times) for stage, times in timed.seconds.items()}
+        cycles.reached += timed.stats.reached_at
+        cycles.accepted += timed.stats.accepted_at
+    return cycles
 
 
 async def _run(

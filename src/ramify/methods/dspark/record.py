@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from ramify.base.errors import EXIT_DONE, EXIT_FAILED
-from ramify.render.numbers import number
+from ramify.render.numbers import interval, number
 from ramify.render.result import Cell, CurveLine, Curves, Result, Section, numbers, table
 from ramify.stats.checks import Check
 from ramify.stats.intervals import Interval
@@ -112,6 +112,13 @@ class LoadOutlook:
     """Drafts."""
     verified: float
     """Of them verified, a request."""
+    interval: Interval
+    """Of the gain, 95 %: of cycles drawn again."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether drafts that are verified gain, beyond what the times and the acceptance leave open."""
+        return self.verified > 0 and self.interval[0] > 1
 
 
 @dataclass(frozen=True)
@@ -121,11 +128,22 @@ class BreakEven(Result):
     loads: tuple[LoadOutlook, ...]
     saved: str
 
+    @property
+    def verdict(self) -> str:
+        """Where it pays, and where that is open."""
+        pays = [str(one.requests) for one in self.loads if one.pays]
+        may = [str(one.requests) for one in self.loads if not one.pays and one.verified > 0 and one.interval[1] > 1]
+        said = [f"drafting promises to pay at {', '.join(pays)} requests at once"] if pays else []
+        said += [f"at {', '.join(may)} it is open: the interval holds 1"] if may else []
+        return "; ".join(said) or "drafting pays at none of these loads"
+
     def sections(self) -> Iterable[Section]:
         """The table, and where it pays."""
-        worth = [str(one.requests) for one in self.loads if one.gain > 1]
-        pays = f"drafting promises to pay at {', '.join(worth)} requests at once"
-        head = ("requests", "plain, tokens/s", "drafting, tokens/s", "gain", "drafts", "verified a request")
+        rows = [
+            (one.requests, one.plain, one.drafting, one.gain, interval(one.interval), one.depth, one.verified)
+            for one in self.loads
+        ]
+        head = ("requests", "plain, tokens/s", "drafting, tokens/s", "gain", "95 %", "drafts", "verified a request")
         at = tuple(float(one.requests) for one in self.loads)
         lines = (
             CurveLine("plain", at, tuple(one.plain for one in self.loads)),
@@ -133,7 +151,7 @@ class BreakEven(Result):
         )
         yield Section.of(
             "",
-            table(head, map(astuple, self.loads), pays if worth else "drafting pays at none of these loads"),
+            table(head, rows, self.verdict),
             Curves("Tokens a second, by requests at once", "requests", "tokens/s", lines, percent=False),
         )
 

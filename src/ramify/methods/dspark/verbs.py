@@ -113,9 +113,10 @@ def profile(
     given = opened.prompts(prompts, 4 * max(at), raw, seed, "calibrate")
     settings, loaded = Sampling(temperature=temperature, max_tokens=64), load_drafter(drafter, opened.model.module)
     with progress("profile", kept=UNCHANGED) as bar:
-        made = measure(opened.model, loaded, given, at, repeats, settings, seed, bar)
-    made.save(drafter)
-    return BreakEven(tuple(break_even(made)), str(drafter))
+        cycles = measure(opened.model, loaded, given, at, repeats, settings, seed, bar)
+    costs = cycles.profile()
+    costs.save(drafter)
+    return BreakEven(tuple(break_even(costs, again=cycles.again())), str(drafter))
 
 
 def _loads(text: str) -> list[int]:
