@@ -17,7 +17,7 @@ from halls import Halls, agent
 
 import ramify
 from ramify.base.errors import EXIT_FAILED, RamifyError
-from ramify.jobs.why.forks import DEAD
+from ramify.jobs.why.passages import DEAD
 from ramify.rollout.attempts import Attempt
 
 

@@ -19,11 +19,11 @@ from ramify.engine.local import LocalModel
 from ramify.env.builtin import chain
 from ramify.env.protocol import Task
 from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, correct, screen
-from ramify.methods.cliffs.forks import Chances, ReplyForks
+from ramify.methods.cliffs.forks import Chances, ReplyForks, ReplyPlace, ScoredForks
 from ramify.methods.cliffs.passk import pass_at_k
 from ramify.methods.cliffs.run import CARRY, AblatedCliff, Examined, ScanConfig, Scanned, TokenPair, ablate, examine, pairs, scan
 from ramify.model.protocol import Sampling
-from ramify.rollout.steps import ForksSpent
+from ramify.rollout.potential import ForkEnd, ForksSpent
 from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.score.group import normalise
 from ramify.stats.drops import Counts, standard_error
@@ -80,25 +80,23 @@ def process_cell(traces: int, seed: int, settings: Mapping[str, Any] | None = No
     }
 
 
-class KnownForks:
+class KnownForks(ScoredForks):
     """Forks of replies whose potentials ``v`` (R, T + 1) and probabilities of tokens ``pi`` (R,
     T) are known; trace ids are the rows."""
 
     def __init__(self, v: np.ndarray, pi: np.ndarray, seed: int) -> None:
+        super().__init__(self._drawn)
         self.v, self.pi, self.seed = v, pi, seed
 
-    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
-        """Right ones among ``n`` forks."""
+    async def _drawn(self, trace: TokenTrace, t: ReplyPlace, numbers: range, purpose: str) -> list[ForkEnd]:
+        assert isinstance(t, int)
         key = derive_key(self.seed, "known", trace.id, t, purpose)
-        return Counts(int((uniforms(np.full(n, key), np.arange(start, start + n)) < self.v[int(trace.id), t]).sum()), n)
+        right = uniforms(np.full(len(numbers), key), np.array(numbers)) < self.v[int(trace.id), t]
+        return list(map(ForkEnd, right.tolist()))
 
-    async def chances(self, trace: Any) -> Chances:
+    async def chances(self, trace: TokenTrace) -> Chances:
         """Probabilities of the tokens."""
         return Chances(self.pi[int(trace.id)])
-
-    def spent(self) -> ForksSpent:
-        """Nothing is counted."""
-        return ForksSpent()
 
 
 def _known(v: np.ndarray, pi: np.ndarray, seed: int) -> tuple[list[TokenTrace], KnownForks]:
@@ -109,22 +107,29 @@ def _known(v: np.ndarray, pi: np.ndarray, seed: int) -> tuple[list[TokenTrace], 
 # -- item 2: a model
 
 
-class Kept:
+class Kept(ScoredForks):
     """The forks of ``inner``, each sampled once however often it is counted, sixteen together: scans of one seed share theirs."""
 
     SIZE = 16
 
     def __init__(self, inner: ReplyForks) -> None:
-        self.inner, self.known = inner, dict[tuple[str, int, str, int], Counts]()
-        self.chances, self.spent = inner.chances, inner.spent
+        super().__init__(inner.play, inner.truncated)
+        self.inner, self.known = inner, dict[tuple[str, ReplyPlace, str, int], Counts]()
 
-    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+    async def chances(self, trace: TokenTrace) -> Chances:
+        """See :class:`ScoredForks`."""
+        return await self.inner.chances(trace)
+
+    def spent(self) -> ForksSpent:
+        """What was spent on those that were sampled."""
+        return self.inner.spent()
+
+    async def count(self, trace: TokenTrace, t: ReplyPlace, n: int, purpose: str, start: int = 0) -> Counts:
         """Right ones among ``n`` forks, sampled or known."""
         positions = [(trace.id, t, purpose, at) for at in range(start, start + n, self.SIZE)]
-        assert not append
         assert not n % self.SIZE
         missing = [position for position in positions if position not in self.known]
-        sampled = await asyncio.gather(*(self.inner.count(trace, t, self.SIZE, purpose, position[-1]) for position in missing))
+        sampled = await asyncio.gather(*(super(Kept, self).count(trace, t, self.SIZE, purpose, place[-1]) for place in missing))
         self.known.update(zip(missing, sampled, strict=True))
         return sum((self.known[position] for position in positions[1:]), self.known[positions[0]])
 

@@ -1,19 +1,20 @@
 """Measure potentials: fork at many positions of one path, by a rule that says how often,
 and count how many continuations succeed.
 
-A position is whatever forks are counted at: a token of a reply, a cut of the thinking, a sentence, a step of an agent. A rule
+A position is whatever forks are counted at: a token of a reply, a cut of the thinking, a sentence, a step of an agent. What it
+means to continue there is a function (:data:`PlayForks`); :class:`Forks` counts what it returns. A rule
 requests a fixed number of forks, a few first and more where they may matter,
 or positions in order until nothing succeeds any more."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-from ramify.model.protocol import Completion
+from ramify.base.errors import UserError
+from ramify.base.ledger import Ledger
 from ramify.stats.drops import Counts, ZTest
 from ramify.stats.sequential import chance_of
 from ramify.trace.node import Annotation
@@ -23,19 +24,89 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=Hashable)
 R = TypeVar("R", covariant=True)
+Forked = TypeVar("Forked", contravariant=True)
+Place = TypeVar("Place", bound=Hashable, contravariant=True)
 #: Yields the total number of forks per position, is sent the counts so far, returns the rule's further results.
 Looks = Generator[Mapping[P, int], dict[P, Counts], R]
 
 
-class Forks(Protocol):
-    """Counts forks: an adapter from positions to continuations and their judge."""
+@dataclass(frozen=True, slots=True)
+class ForkEnd:
+    """How one fork ended, and what it took."""
 
-    async def count(self, path: Any, t: Any, n: int, purpose: str, start: int = 0) -> Counts:
-        """Successes among ``n`` forks of ``path`` at position ``t``, those of index ``start`` and up.
+    outcome: bool | None
+    """None where a failure ended it, or nobody could judge it."""
+    truncated: bool = False
+    """A limit of turns or tokens ended it."""
+    failure: str = ""
+    """Why it has no outcome, where something failed."""
+    sampled_tokens: int = 0
+    turns: int = 0
+    played: bool = True
+    """False where nothing was sampled: the path had ended there, or the fork was stored."""
 
-        ``purpose`` names the use of the forks: forks of another purpose are different samples.
+
+@dataclass(frozen=True)
+class ForksSpent:
+    """What forks took: how many, tokens sampled and given, by purpose and in all."""
+
+    forks: int = 0
+    sampled_tokens: int = 0
+    forward_tokens: int = 0
+    """Run through the model: scored ones, given ones that no cache held, and sampled ones."""
+    given_tokens: int = 0
+    turns: int = 0
+    shared: bool = False
+    """Whether the model says what it had cached; else it is taken to share nothing."""
+    by_purpose: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    first_failure: str = ""
+
+
+#: Continues a path at a position: once for each of these indices of a purpose, and says in their order how each ended. Forks of
+#: another index or purpose are other samples.
+PlayForks = Callable[[Forked, Place, range, str], Awaitable[Sequence[ForkEnd]]]
+
+
+class Forks(Generic[Forked, Place]):
+    """Counts successes among forks of a path. What a path and a position are, and what it means to continue there, says ``play``.
+
+    ``truncated`` says what becomes of forks that a limit ended: counted apart, or by their outcome like the others.
+    """
+
+    def __init__(self, play: PlayForks[Forked, Place], truncated: Literal["apart", "graded"] = "apart") -> None:
+        self.play, self.truncated = play, truncated
+        self.ledger = Ledger()
+        self._failure = ""
+
+    @property
+    def first_failure(self) -> str:
+        """The first sentence with which a fork failed."""
+        return self._failure
+
+    async def count(self, path: Forked, t: Place, n: int, purpose: str, start: int = 0) -> Counts:
+        """Successes among ``n`` forks of ``path`` at position ``t``, those of index ``start`` and up. A fork without an outcome
+        is missing, not failed.
+
+        ``purpose`` names the use of the forks: forks of another purpose are different samples. Counting 16 and then 48 more with
+        ``start=16`` equals counting 64.
+        Raises UserError on a number of forks or a position there is none of, and what continuing raises.
         """
-        ...
+        if n < 1 or start < 0:
+            raise UserError(f"{n} forks from index {start} cannot be sampled; at least one from 0 on")
+        ends = await self.play(path, t, range(start, start + n), purpose)
+        if played := [end for end in ends if end.played]:
+            sampled, turns = sum(end.sampled_tokens for end in played), sum(end.turns for end in played)
+            self.ledger.add(purpose, forks=len(played), sampled_tokens=sampled, turns=turns)
+        self._failure = self._failure or next((end.failure for end in ends if end.failure), "")
+        kept = [end.outcome for end in ends if not end.truncated or self.truncated == "graded"]
+        return replace(Counts.of(kept), truncated=len(ends) - len(kept))
+
+    def spent(self) -> ForksSpent:
+        """What was spent: forks, turns and tokens sampled; ``forward_tokens`` are the latter,
+        as prompts are counted by the model alone."""
+        forks, sampled, turns = (int(self.ledger.total(unit)) for unit in ("forks", "sampled_tokens", "turns"))
+        by = self.ledger.to_json()["spent"]
+        return ForksSpent(forks, sampled, sampled, turns=turns, by_purpose=by, first_failure=self.first_failure)
 
 
 class ForkRule(Protocol[P, R]):
@@ -110,7 +181,7 @@ def _named(purpose: str) -> str:
 
 
 async def potential(
-    forks: Forks,
+    forks: Forks[Any, P],
     path: Any,
     positions: Sequence[P],
     rule: ForkRule[P, R],
@@ -218,21 +289,3 @@ class Staged:
     def _sure(self, prev: Counts, cur: Counts) -> bool:
         """With one right and one wrong fork more on either side, since a few forks all right, and none, have no error at all."""
         return self.test.p_value(*(Counts(c.k + 1, c.n + 2) for c in (prev, cur))) <= self.sure
-
-
-async def tally(
-    completions: Sequence[Completion | None],
-    text: Callable[[Completion], str],
-    judge: Callable[[str], Awaitable[bool | None]],
-    cut_apart: bool = False,
-) -> Counts:
-    """Counts of continuations: failed ones (None) and those the judge could not grade are missing. Equal texts are judged once.
-
-    ``cut_apart`` says that what a limit of tokens ended is counted apart, and not judged.
-    """
-    made = [completion for completion in completions if completion is not None]
-    texts = Counter(text(completion) for completion in made if not cut_apart or completion.stop != "length")
-    scores = await asyncio.gather(*map(judge, texts))
-    judged = [(right, times) for right, times in zip(scores, texts.values(), strict=True) if right is not None]
-    graded, truncated = sum(times for _, times in judged), len(made) - texts.total()
-    return Counts(sum(times for right, times in judged if right), graded, len(completions) - graded - truncated, truncated)

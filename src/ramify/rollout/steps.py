@@ -6,14 +6,14 @@ Positions are counted as for tokens: position t of an attempt lies after its ste
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ramify.base.errors import UserError
-from ramify.base.ledger import Ledger
 from ramify.env.protocol import Task
 from ramify.rollout.attempts import Attempt
+from ramify.rollout.potential import ForkEnd, Forks
 from ramify.rollout.run import Episodes
 from ramify.stats.drops import Counts
 
@@ -69,58 +69,32 @@ def step_trace(episodes: Episodes, attempt: Attempt) -> StepTrace:
     )
 
 
-@dataclass(frozen=True)
-class ForksSpent:
-    """What forks took: how many, tokens sampled and given, by purpose and in all."""
+class StepForks(Forks[StepTrace, int]):
+    """Forks of attempts after a step of theirs; they are stored in the run like every attempt.
 
-    forks: int = 0
-    sampled_tokens: int = 0
-    forward_tokens: int = 0
-    """Run through the model: scored ones, given ones that no cache held, and sampled ones."""
-    given_tokens: int = 0
-    turns: int = 0
-    shared: bool = False
-    """Whether the model says what it had cached; else it is taken to share nothing."""
-    by_purpose: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    first_failure: str = ""
-
-
-class StepForks:
-    """Counts successes of attempts that continue after a step, for :func:`ramify.rollout.potential.potential`.
-
-    Forks are stored in the run like every attempt; those of another ``purpose`` are other samples. ``truncated`` says what
-    becomes of attempts that a limit of turns ended: counted apart, or by the environment's outcome.
+    An attempt a failure cut off is missing. The last position of an attempt that ended is not played from: its outcome is that of
+    every fork. Counting raises UserError on a position there is none of.
     """
 
     def __init__(self, episodes: Episodes, truncated: Literal["apart", "graded"] = "apart") -> None:
-        self.episodes, self.truncated = episodes, truncated
-        self.ledger = Ledger()
-        self.first_failure = ""
+        super().__init__(self._continued, truncated)
+        self.episodes = episodes
 
-    async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0) -> Counts:
-        """Successes among ``n`` attempts that continue from position ``t``. An attempt a failure cut off is missing, not failed.
-
-        The last position of an attempt that ended is not played from: its outcome is that of every fork. Raises UserError on a
-        position there is none of.
-        """
-        if not 0 <= t <= trace.length or n < 1:
+    async def _continued(self, trace: StepTrace, t: int, numbers: range, purpose: str) -> list[ForkEnd]:
+        if not 0 <= t <= trace.length:
             raise UserError(f"attempt '{trace.id}' has positions 0 to {trace.length} to continue from, not {t}")
         if t == trace.length and trace.ended:
-            return Counts(n * bool(trace.correct), n)
-        sampled = await asyncio.gather(
-            *(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], start + i, purpose=purpose) for i in range(n))
-        )
-        self.ledger.add(
-            purpose, forks=n, sampled_tokens=sum(a.sampled_tokens for a in sampled), turns=sum(len(a.turns) for a in sampled)
-        )
-        self.first_failure = self.first_failure or next((a.failure for a in sampled if a.failure), "")
-        scored = [a for a in sampled if a.outcome is not None]
-        kept = [a for a in scored if self.truncated == "graded" or not a.truncated]
-        return Counts(sum(bool(a.outcome) for a in kept), len(kept), n - len(scored), len(scored) - len(kept))
+            return [ForkEnd(bool(trace.correct), played=False)] * len(numbers)
+        return list(map(step_end, await branched(self.episodes, trace, t, numbers, purpose)))
 
-    def spent(self) -> ForksSpent:
-        """What was spent: forks, turns and tokens sampled; ``forward_tokens`` are the latter,
-        as prompts are counted by the model alone."""
-        forks, sampled, turns = (int(self.ledger.total(unit)) for unit in ("forks", "sampled_tokens", "turns"))
-        by = self.ledger.to_json()["spent"]
-        return ForksSpent(forks, sampled, sampled, turns=turns, by_purpose=by, first_failure=self.first_failure)
+
+async def branched(episodes: Episodes, trace: StepTrace, t: int, numbers: Sequence[int], purpose: str) -> list[Attempt]:
+    """Attempts that continue ``trace`` from position ``t``, one for each of these numbers."""
+    place = trace.tree, trace.task, trace.nodes[t]
+    return await asyncio.gather(*(episodes.branch(*place, number, purpose=purpose) for number in numbers))
+
+
+def step_end(attempt: Attempt) -> ForkEnd:
+    """How a fork of an agent's step ended."""
+    cut = attempt.truncated and attempt.outcome is not None
+    return ForkEnd(attempt.outcome, cut, attempt.failure or "", attempt.sampled_tokens, len(attempt.turns))

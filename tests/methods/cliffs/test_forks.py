@@ -95,7 +95,7 @@ def test_the_potential_is_a_martingale() -> None:
     assert scores.top_logprobs is not None
 
     async def behind(token: int) -> Counts:
-        return await counter.count(TRACE, 1, 400, "candidate", append=(token,))
+        return await counter.count(TRACE, (1, token), 400, "candidate")
 
     async def all_of_them() -> list[Counts]:
         return [await behind(token) for token in range(5)]
@@ -140,8 +140,8 @@ def test_an_ended_reply_is_not_sampled_from() -> None:
     counter = forks()
     ended = replace(TRACE, stop="eos", response_ids=(1, 1, END))
     assert asyncio.run(counter.count(ended, 3, 64, "scan")) == Counts(64, 64)
-    assert asyncio.run(counter.count(TRACE, 1, 64, "scan", append=(END,))) == Counts(64, 64)
-    assert asyncio.run(counter.count(TRACE, 1, 64, "scan", append=(1, END))) == Counts(0, 64)
+    assert asyncio.run(counter.count(TRACE, (1, END), 64, "scan")) == Counts(64, 64)
+    assert asyncio.run(counter.count(TRACE, (1, 1, END), 64, "scan")) == Counts(0, 64)
     assert counter.spent().forks == 0
 
 

@@ -17,33 +17,31 @@ from ramify.base.seeds import derive_key, generator, uniforms
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.algorithm import ZTest, correct
-from ramify.methods.cliffs.forks import Chances, ReplyForks
+from ramify.methods.cliffs.forks import Chances, ReplyForks, ScoredForks
 from ramify.methods.cliffs.report import ablation_table
 from ramify.methods.cliffs.run import AblatedCliff, ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
-from ramify.rollout.steps import ForksSpent, StepForks, step_trace
+from ramify.rollout.potential import ForkEnd
+from ramify.rollout.steps import StepForks, step_trace
 from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 from tests.rollout.test_steps import played
 
 
-class Simulated:
+class Simulated(ScoredForks):
     """Forks of replies whose potential is known: trace id -> (T + 1,)."""
 
     def __init__(self, v: dict[str, np.ndarray], pi: dict[str, np.ndarray] | None) -> None:
-        self.v, self.pi, self.sampled_tokens = v, pi, 0
+        super().__init__(self.drawn)
+        self.v, self.pi = v, pi
 
-    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
-        u = uniforms(np.full(n, derive_key(0, trace.id, t, purpose)), np.arange(start, start + n))
-        self.sampled_tokens += n
-        return Counts(int((u < self.v[trace.id][t]).sum()), n)
+    async def drawn(self, trace: TokenTrace, t: Any, numbers: range, purpose: str) -> list[ForkEnd]:
+        u = uniforms(np.full(len(numbers), derive_key(0, trace.id, t, purpose)), np.array(numbers))
+        return [ForkEnd(right) for right in (u < self.v[trace.id][t]).tolist()]
 
-    async def chances(self, trace: Any) -> Chances:
+    async def chances(self, trace: TokenTrace) -> Chances:
         return Chances(None if self.pi is None else self.pi[trace.id])
-
-    def spent(self) -> ForksSpent:
-        return ForksSpent(forks=self.sampled_tokens)
 
 
 def of(name: str, length: int, correct: bool | None = False) -> TokenTrace:
@@ -89,8 +87,8 @@ def test_the_budgeted_scan_finds_what_the_faithful_one_confirms() -> None:
     reference, found = places(faithful, "confirmed"), places(budgeted, "confirmed")
     assert len(reference) > 5
     assert len(reference - found) <= 1
-    assert cheap.sampled_tokens <= 0.2 * whole
-    assert cheap.sampled_tokens == budgeted.spent.forks == sum(one.forks for one in budgeted.scanned)
+    assert cheap.spent().forks <= 0.2 * whole
+    assert cheap.spent().forks == budgeted.spent.forks == sum(one.forks for one in budgeted.scanned)
     assert not places(budgeted, "found")
 
 
@@ -147,7 +145,7 @@ def test_forks_are_saved_where_the_bound_leaves_no_drop() -> None:
         names = [str(i) for i in range(20)]
         spent[v] = Simulated({name: np.full(2, v) for name in names}, {name: np.array([0.8]) for name in names})
         run([of(name, 1) for name in names], spent[v])
-    assert spent[0.9].sampled_tokens < 1.1 * 20 * 2 * 16 < spent[0.3].sampled_tokens
+    assert spent[0.9].spent().forks < 1.1 * 20 * 2 * 16 < spent[0.3].spent().forks
 
 
 def test_v0_makes_the_first_token_testable() -> None:
@@ -303,12 +301,10 @@ class Dying(Simulated):
         super().__init__(v, None)
         self.lives = lives
 
-    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
-        counts = await super().count(trace, t, n, purpose, start, append)
-        return counts if self.sampled_tokens <= self.lives else Counts(0, 0, missing=n)
-
-    def spent(self) -> ForksSpent:
-        return ForksSpent(forks=self.sampled_tokens, first_failure="no memory")
+    async def drawn(self, trace: TokenTrace, t: Any, numbers: range, purpose: str) -> list[ForkEnd]:
+        ends = await super().drawn(trace, t, numbers, purpose)
+        alive = self.spent().forks + len(ends) <= self.lives
+        return ends if alive else [ForkEnd(None, failure="no memory")] * len(ends)
 
 
 @pytest.mark.parametrize(
@@ -324,8 +320,8 @@ def test_a_trace_on_which_the_model_died_is_not_stored(lives: int, faithful: boo
 
 def test_a_reply_whose_own_end_has_no_verdict_is_scanned() -> None:
     class Unsure(Simulated):
-        async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
-            return Counts(0, 0, missing=n) if t == 3 else await super().count(trace, t, n, purpose, start, append)
+        async def drawn(self, trace: TokenTrace, t: Any, numbers: range, purpose: str) -> list[ForkEnd]:
+            return [ForkEnd(None)] * len(numbers) if t == 3 else await super().drawn(trace, t, numbers, purpose)
 
     (one,) = run([of("a", 3)], Unsure({"a": np.full(4, 0.5)}, None), screen="none").scanned
     assert one.trace.potentials[3] == Counts(0, 0, missing=64)
@@ -334,11 +330,11 @@ def test_a_reply_whose_own_end_has_no_verdict_is_scanned() -> None:
 def test_controls_are_sampled_once_a_trace() -> None:
     forks = Simulated({"a": np.array([0.9, 0.9, 0.5, 0.5, 0.1, 0.1])}, None)
     scanned = run([of("a", 5)], forks, screen="none").scanned
-    forks.sampled_tokens = 0
+    forks = Simulated(forks.v, None)
     records = asyncio.run(ablate(scanned, forks, which="all"))
     assert [record.t for record in records] == [2, 4]
     assert ["random" in record.counts for record in records] == [True, False]
-    assert forks.sampled_tokens == 64 * (4 + sum(records[0].counts[arm] is not None for arm in ("random", "critical", "tangent")))
+    assert forks.spent().forks == 64 * (4 + sum(records[0].counts[arm] is not None for arm in ("random", "critical", "tangent")))
     table = ablation_table(records, [1])
     assert {row.arm: row.cliffs for row in table.arms} == {"del": 2, "keep": 2, "random": 1, "critical": 1, "tangent": 1}
     assert table.gap_interval == (table.gap, table.gap)  # one trace: its cliffs are sampled anew together

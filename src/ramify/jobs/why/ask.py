@@ -14,7 +14,7 @@ from ramify.jobs.why import sentences
 from ramify.jobs.why.answer import Why
 from ramify.jobs.why.attempts import choose, first_reply, read_case
 from ramify.jobs.why.findings import keep, stored
-from ramify.jobs.why.forks import AttemptForks
+from ramify.jobs.why.passages import Passages
 from ramify.jobs.why.question import WhyQuestion
 from ramify.jobs.why.recorded import recorded
 from ramify.jobs.why.records import LEAST
@@ -100,13 +100,13 @@ def explained(
     for caveat in caveats:
         on_note(caveat)
     case, purpose = read_case(run, view, deciding, episodes.provenance.hash), f"why {episodes.provenance.hash[:12]}"
-    forks = AttemptForks(episodes, case, purpose)
+    passages = Passages(episodes, case, purpose)
     with episodes.committing():
-        result = wait_for(searched(forks, question, purpose))
-        if forks.first_failure:
-            caveats += (f"some continuations failed, the first at {forks.first_failure}",)
-        if forks.first_failure and not result.before.n:
-            raise RamifyError(f"every continuation failed, the first at {forks.first_failure}")
+        result = wait_for(searched(passages, question, purpose))
+        if passages.forks.first_failure:
+            caveats += (f"some continuations failed, the first at {passages.forks.first_failure}",)
+        if passages.forks.first_failure and not result.before.n:
+            raise RamifyError(f"every continuation failed, the first at {passages.forks.first_failure}")
         if question.share:
             result = wait_for(shared(episodes, case, result, question))
     if result.spent:

@@ -10,7 +10,7 @@ from ramify.jobs.decline import Decline, falls
 from ramify.jobs.why import sentences
 from ramify.jobs.why.alternatives import alternatives
 from ramify.jobs.why.answer import Why
-from ramify.jobs.why.forks import AttemptForks
+from ramify.jobs.why.passages import Passages
 from ramify.jobs.why.question import WhyQuestion
 from ramify.jobs.why.records import Chance, StepChance
 from ramify.rollout.potential import RunCounts, potential
@@ -22,38 +22,39 @@ REPEATS = 8
 """How often the last action is repeated, where it is the one that stands out: its outcome was seen once."""
 
 
-async def searched(forks: AttemptForks, question: WhyQuestion, purpose: str) -> Why:
+async def searched(passages: Passages, question: WhyQuestion, purpose: str) -> Why:
     """The answer by forks of the attempt's positions, which count for ``purpose``; those that are stored are loaded."""
-    gain = bool(forks.case.view.success)
-    rule = Decline(question.n, question.first, question.level, question.least, question.budget, forks.passing, gain=gain)
-    rule, own, stood = await _search(forks, rule, purpose, question.describe)
-    return _answer(forks, rule, own, stood)
+    gain = bool(passages.case.view.success)
+    rule = Decline(question.n, question.first, question.level, question.least, question.budget, passages.passing, gain=gain)
+    rule, own, stood = await _search(passages, rule, purpose, question.describe)
+    return _answer(passages, rule, own, stood)
 
 
 async def _search(
-    forks: AttemptForks, rule: Decline, purpose: str, describe: int
+    passages: Passages, rule: Decline, purpose: str, describe: int
 ) -> tuple[Decline, dict[int, Counts], tuple[int, ...]]:
     """The rule with the positions it knows, the counts of forks, and the steps that stand out, the largest change first."""
-    trace, store = forks.case.trace, _ShownCounts(forks.episodes.run)
+    trace, store = passages.case.trace, _ShownCounts(passages.episodes.run)
     positions = range(trace.length + 1)
     rule = replace(rule, known=frozenset({trace.length} if trace.ended else ()))
-    own, stood = await potential(forks, trace, positions, rule, purpose, store)
-    if trace.ended and trace.length in stood[:1] and (again := await forks.repeated(REPEATS)).k != bool(trace.correct) * again.n:
-        forks.flaky, rule = True, replace(rule, known=frozenset())
-        own, stood = await potential(forks, trace, positions, rule, purpose, store)
+    own, stood = await potential(passages.forks, trace, positions, rule, purpose, store)
+    again = Counts.of(await passages.repeated(REPEATS) if trace.ended and trace.length in stood[:1] else ())
+    if again.k != bool(trace.correct) * again.n:
+        passages.flaky, rule = True, replace(rule, known=frozenset())
+        own, stood = await potential(passages.forks, trace, positions, rule, purpose, store)
     if stood:
         t = stood[0] - 1
-        have, there = own.get(t, Counts(0, 0)), len(forks.through(own)[t])
+        have, there = own.get(t, Counts(0, 0)), len(passages.through(own)[t])
         left = rule.samples - sum(c.forks for t, c in own.items() if t != trace.length or not trace.ended)
         if (more := int(min(describe - have.forks - there, left))) > 0:
-            own[t] = have + await forks.count(trace, t, more, purpose, start=have.forks)
+            own[t] = have + await passages.forks.count(trace, t, more, purpose, start=have.forks)
             store.keep(trace, purpose, {t: own[t]})
     return rule, own, stood
 
 
-def _answer(forks: AttemptForks, rule: Decline, own: Mapping[int, Counts], stood: Sequence[int]) -> Why:
+def _answer(passages: Passages, rule: Decline, own: Mapping[int, Counts], stood: Sequence[int]) -> Why:
     """What the counts come to."""
-    case = forks.case
+    case = passages.case
     last, known = case.trace.length, rule.known
     plain = replace(rule, gain=False)
     counts = plain.merged(own)
@@ -70,9 +71,9 @@ def _answer(forks: AttemptForks, rule: Decline, own: Mapping[int, Counts], stood
         where = case.replies[t - 1].node, case.trace.actions[t - 1]
         steps.append(StepChance(*where, at.get(t), change, interval, stands, case.conversation(t)))
     played = sum(c.forks for t, c in own.items() if t != last or not case.trace.ended)
-    through = forks.through(own)
+    through = passages.through(own)
     free = len(
-        {one.leaf for t in at for one in through[t] if one.start != case.trace.nodes[t]} & {one.leaf for one in forks.others}
+        {one.leaf for t in at for one in through[t] if one.start != case.trace.nodes[t]} & {one.leaf for one in passages.others}
     )
     whole = Why(
         tree=case.view.info.name,
@@ -92,7 +93,7 @@ def _answer(forks: AttemptForks, rule: Decline, own: Mapping[int, Counts], stood
         return replace(whole, headline=sentences.nothing(whole))
     t = stood[0]
     there = through[t - 1] + [
-        one for (s, i), one in sorted(forks.made.items()) if s == t - 1 and i < own.get(s, Counts(0, 0)).forks
+        one for (s, i), one in sorted(passages.made.items()) if s == t - 1 and i < own.get(s, Counts(0, 0)).forks
     ]
     lost = whole.at_step(t, at[t - 1], at[t], alternatives(case, t, there))
     return replace(lost, headline=sentences.lost(lost, len(there)))

@@ -24,7 +24,7 @@ async def shared(episodes: Episodes, case: AskedAttempt, result: Why, question: 
     stands out those with credit are its headline."""
     looks = Looks(question.n, question.level, question.least, result.success)
     steps, name = case.trace.length, f"share {result.attempt[:12]} {episodes.provenance.hash[:12]}"
-    game = HeldForks(episodes, case, f"{MAKER} {name}")
+    game = HeldSteps(episodes, case, f"{MAKER} {name}")
     await game.check()
     taken, spent = await walks(game, steps, looks, name, question.budget - result.samples)
     rows = []
@@ -52,7 +52,7 @@ class HeldAttempt:
     success: bool
 
 
-class HeldForks:
+class HeldSteps:
     """Coalitions of the steps of an attempt in a run. Played attempts are stored in the run,
     and those that are stored are loaded."""
 

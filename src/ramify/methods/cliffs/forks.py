@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -16,12 +16,10 @@ from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScores, eos_of, require, require_splittable
-from ramify.rollout.potential import Forks, tally
+from ramify.rollout.potential import ForkEnd, Forks, ForksSpent
 from ramify.rollout.sampler import FailurePolicy, SamplePosition, Sampler, token_ids
-from ramify.rollout.steps import ForksSpent
 from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.score.judge import FunctionJudge, Item, Judge, judged, truth
-from ramify.stats.drops import Counts
 
 TAKES = ("text", "trace")
 """What a verifier of the user's own is called with."""
@@ -62,23 +60,27 @@ class ForkSource:
     """Identity of the verifier."""
 
 
-class Scannable(Forks, Protocol):
-    """What a scan needs: :class:`ReplyForks`, or :class:`ramify.rollout.steps.StepForks` for the steps of an agent."""
-
-    def spent(self) -> ForksSpent:
-        """What was spent so far."""
-        ...
+ReplyPlace: TypeAlias = int | tuple[int, ...]
+"""A position t, or (t, a, b): position t and then other tokens than the reply's own."""
 
 
-async def chances_of(forks: Scannable, trace: Any) -> Chances:
-    """Probabilities of the trace's tokens, where ``forks`` are of tokens; of an agent's steps nothing: a step is many tokens and
+class ScoredForks(Forks[TokenTrace, ReplyPlace]):
+    """Forks of replies whose tokens have known probabilities, by which a scan leaves tokens out."""
+
+    async def chances(self, trace: TokenTrace) -> Chances:
+        """Probabilities of the reply's tokens."""
+        raise NotImplementedError
+
+
+async def chances_of(forks: Forks[Any, int], trace: Any) -> Chances:
+    """Probabilities of the trace's tokens, where ``forks`` know them; of an agent's steps nothing: a step is many tokens and
     may be answered in several ways, so none is screened out."""
-    chances: Chances = await forks.chances(trace) if hasattr(forks, "chances") else Chances()
-    return chances
+    return await forks.chances(trace) if isinstance(forks, ScoredForks) else Chances()
 
 
-class ReplyForks:
-    """Counts right continuations of positions of traces. Samples are keyed by position: order and concurrency change nothing.
+class ReplyForks(ScoredForks):
+    """Counts right continuations of positions of traces. Samples are keyed by position: order and concurrency change nothing. A
+    position is a number of tokens, or a tuple of it and the tokens that are tried after it.
 
     ``sampling`` replaces each trace's own settings where it is given. A fork at position t has the tokens left that its stem had
     there. ``truncated`` decides how forks that reach the token limit are counted: ``apart`` counts them beside n, ``graded``
@@ -105,47 +107,43 @@ class ReplyForks:
         self.sampler = Sampler(model, seed, budget=budget, retries=policy)
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
         self.verifier = verifier if isinstance(verifier, Judge) else FunctionJudge(verifier, TAKES)
-        self.truncated = truncated
+        super().__init__(self._continued, truncated)
         self.eos = frozenset(eos_of(model) if eos is None else eos)
-        self._failure = ""
 
     @property
     def first_failure(self) -> str:
         """The first sentence with which the model or the verifier failed."""
         return self._failure or self.sampler.first_failure
 
-    async def count(self, trace: TokenTrace, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
-        """Number of right forks among ``n`` that continue the first ``t`` tokens and ``append``.
-
-        ``purpose`` names what the forks are for: forks of another purpose are other samples. ``start`` is the index of the first
-        fork, so that counting 16 and then 48 more with ``start=16`` equals counting 64. A position at which the reply has ended
-        is not sampled from: its score is that of every fork. A fork without a score is missing, not wrong.
-        Raises UserError on a position out of range.
-        """
-        if n < 1 or start < 0:
-            raise UserError(f"{n} forks from index {start} cannot be sampled; at least one from 0 on")
+    async def _continued(self, trace: TokenTrace, place: ReplyPlace, numbers: range, purpose: str) -> list[ForkEnd]:
+        """How forks of a trace end. Of a position at which the reply has ended none is sampled: its score is that of every fork.
+        Equal texts are judged once. Raises UserError on a position out of range."""
+        t, *append = place if isinstance(place, tuple) else (place,)
         self.check(trace)
         prefix, sampling = trace.prefix(t, append), self.sampling or trace.sampler
         if t or append:
             require_splittable(sampling, "a fork inside a reply")
-        left = sampling.max_tokens - t - len(append)
+        left, apart = sampling.max_tokens - t - len(append), self.truncated == "apart"
         head = [*trace.response_ids[:t], *append]
         ended = self._ended(trace, t, append, sampling)
-        if not ended and left < 1 and self.truncated == "apart":
-            return Counts(0, 0, truncated=n)
         if ended or left < 1:
-            right = await self._judge(self._text(head), trace)
-            return Counts(0, 0, missing=n) if right is None else Counts(n * right, n)
+            cut = apart and not ended
+            end = ForkEnd(None if cut else await self._judge(self._text(head), trace), cut, played=False)
+            return [end] * len(numbers)
         position: SamplePosition = (trace.id, t, *append, purpose)
-        completions = await self.sampler.sample(Prefix(prefix), n, replace(sampling, max_tokens=left), position, start, purpose)
-
-        async def judge(text: str) -> bool | None:
-            self.sampler.ledger.add(purpose, verdicts=1)
-            return await self._judge(text, trace)
-
-        return await tally(
-            completions, lambda completion: self._text([*head, *token_ids(completion)]), judge, self.truncated == "apart"
-        )
+        sampling = replace(sampling, max_tokens=left)
+        completions = await self.sampler.sample(Prefix(prefix), len(numbers), sampling, position, numbers.start, purpose)
+        cuts = [apart and made is not None and made.stop == "length" for made in completions]
+        texts = [
+            None if made is None or cut else self._text([*head, *token_ids(made)])
+            for made, cut in zip(completions, cuts, strict=True)
+        ]
+        asked = dict.fromkeys(text for text in texts if text is not None)
+        if asked:
+            self.sampler.ledger.add(purpose, verdicts=len(asked))
+        verdicts = await asyncio.gather(*(self._judge(text, trace) for text in asked))
+        right = dict(zip(asked, verdicts, strict=True))
+        return [ForkEnd(None if text is None else right[text], cut) for text, cut in zip(texts, cuts, strict=True)]
 
     async def chances(self, trace: TokenTrace) -> Chances:
         """Probabilities of the reply's tokens, by one scoring pass where the model scores given tokens, else as they were

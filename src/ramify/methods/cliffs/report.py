@@ -15,7 +15,7 @@ from ramify.methods.cliffs.run import AblatedCliff, ScanConfig, Scanned
 from ramify.render.numbers import interval, number, percent, percent_interval
 from ramify.render.potential import Estimate, Potential, Spot
 from ramify.render.result import CALL, Result, Section, table
-from ramify.rollout.steps import ForksSpent
+from ramify.rollout.potential import ForksSpent
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import Interval, bootstrap, wilson
 

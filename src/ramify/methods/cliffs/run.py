@@ -28,9 +28,8 @@ from ramify.methods.cliffs.algorithm import (
     screen,
     tangent_cut,
 )
-from ramify.methods.cliffs.forks import Chances, Scannable, chances_of
-from ramify.rollout.potential import Fixed, Staged, Store, UntilLost, potential
-from ramify.rollout.steps import ForksSpent
+from ramify.methods.cliffs.forks import Chances, ReplyForks, chances_of
+from ramify.rollout.potential import Fixed, Forks, ForksSpent, Staged, Store, UntilLost, potential
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 
@@ -129,7 +128,7 @@ class ScanResult:
 
 async def scan(
     traces: Sequence[Any],
-    forks: Scannable,
+    forks: Forks[Any, int],
     config: ScanConfig | None = None,
     on_trace: Callable[[Scanned], None] | None = None,
     store: Store[int] | None = None,
@@ -174,7 +173,7 @@ def corrected(scanned: Sequence[Scanned], config: ScanConfig) -> list[Scanned]:
 
 
 async def scan_one(
-    trace: Any, forks: Scannable, config: ScanConfig, left: int | None = None, store: Store[int] | None = None
+    trace: Any, forks: Forks[Any, int], config: ScanConfig, left: int | None = None, store: Store[int] | None = None
 ) -> Scanned | None:
     """One trace; None where its first stage needs more than the ``left`` forks. Raises as :func:`scan`."""
     test, chances = config.finding, await chances_of(forks, trace)
@@ -205,7 +204,7 @@ async def scan_one(
 
 
 async def _checked(
-    trace: Any, forks: Scannable, cliffs: Sequence[Cliff], chances: Chances, config: ScanConfig, store: Store[int] | None
+    trace: Any, forks: Forks[Any, int], cliffs: Sequence[Cliff], chances: Chances, config: ScanConfig, store: Store[int] | None
 ) -> list[Cliff]:
     """The cliffs with fresh counts before and after each: all of them, or, in a budgeted scan, in up to three looks, until they
     confirm it beyond doubt or will not. Giving a candidate up leaves its p-value large, so it never makes a false cliff."""
@@ -234,7 +233,7 @@ def _bound(chances: Chances, config: ScanConfig) -> list[float] | None:
     return None if config.screen == "none" or chances.pi is None else chances.pi.tolist()
 
 
-def _complete(forks: Scannable, trace: Any, counts: Mapping[int, Counts]) -> None:
+def _complete(forks: Forks[Any, int], trace: Any, counts: Mapping[int, Counts]) -> None:
     """Refuse counts of a trace on which the model or the verifier failed; a missing score of the reply itself is allowed."""
     broken = [t for t, c in counts.items() if t < trace.length and c.missing and 2 * c.missing >= c.forks]
     if broken:
@@ -260,7 +259,7 @@ def _plan(trace: Any, chances: Chances, config: ScanConfig) -> tuple[list[int], 
     return screen(chances.pi.tolist(), config.delta0, CARRY)
 
 
-async def cost_estimate(traces: Sequence[Any], forks: Scannable, config: ScanConfig) -> dict[str, int]:
+async def cost_estimate(traces: Sequence[Any], forks: Forks[Any, int], config: ScanConfig) -> dict[str, int]:
     """What a scan will take, from the screen alone: forks at the first look,
     at most before confirmation, and of a faithful scan."""
     plans = [(trace, _plan(trace, await chances_of(forks, trace), config)) for trace in traces]
@@ -302,7 +301,7 @@ class AblatedCliff:
 
 async def ablate(
     scanned: Sequence[Scanned],
-    forks: Scannable,
+    forks: Forks[Any, int],
     n: int = 64,
     controls: Sequence[str] = CONTROLS,
     which: Literal["first", "all"] = "first",
@@ -366,7 +365,7 @@ class Examined:
 
 
 async def examine(
-    scanned: Sequence[Scanned], forks: Any, test: ZTest, top: int = 10, n: int = 64, classes: Sequence[str] = ()
+    scanned: Sequence[Scanned], forks: ReplyForks, test: ZTest, top: int = 10, n: int = 64, classes: Sequence[str] = ()
 ) -> list[Examined]:
     """The ``top`` likeliest tokens at every kept cliff, the cliff token itself included, with fresh forks after each.
 
@@ -378,7 +377,7 @@ async def examine(
         token = trace.response_ids[cliff.t - 1]
         options.setdefault(token, cliff.facts.q or 0.0)
         prev = await forks.count(trace, cliff.t - 1, n, "candidates")
-        after = await asyncio.gather(*(forks.count(trace, cliff.t - 1, n, "candidates", append=(a,)) for a in options))
+        after = await asyncio.gather(*(forks.count(trace, (cliff.t - 1, a), n, "candidates") for a in options))
         found = [Candidate(a, q, c, test.fires(prev, c)) for (a, q), c in zip(options.items(), after, strict=True)]
         return Examined(trace, cliff, prev, tuple(found))
 
@@ -450,7 +449,7 @@ class CliffMass:
     delta: float
 
 
-async def mass_under(examined: Sequence[Examined], forks: Any) -> list[CliffMass]:
+async def mass_under(examined: Sequence[Examined], forks: ReplyForks) -> list[CliffMass]:
     """CPM of each cliff under the source model and under the model of ``forks``,
     at the same prefix (3.5): one forward pass a token.
 

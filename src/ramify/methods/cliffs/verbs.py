@@ -50,7 +50,7 @@ from ramify.model.protocol import Sampling, eos_of
 from ramify.render.potential import potential_svg, potential_text
 from ramify.render.result import Result, Section, Verbatim, table
 from ramify.render.terminal import progress
-from ramify.rollout.steps import ForksSpent
+from ramify.rollout.potential import ForksSpent
 from ramify.rollout.token_traces import TokenProblem, TokenTrace, read_problems, read_traces
 from ramify.score.judge import find_judge
 from ramify.trace.connect import holds_run

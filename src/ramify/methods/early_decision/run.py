@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import Field
@@ -42,10 +42,9 @@ from ramify.methods.early_decision.record import (
     trace_key,
 )
 from ramify.methods.early_decision.thinking import Closed, Thinking, Thought, cut_at, tokens_up_to
-from ramify.rollout.potential import Fixed, potential
+from ramify.rollout.potential import Fixed, ForkEnd, Forks, potential
 from ramify.rollout.sampler import SamplePosition, Sampler, token_ids
 from ramify.score.judge import Item, Judge, Jury, judged
-from ramify.stats.drops import Counts
 from ramify.trace.db import Record
 from ramify.trace.node import STOPS, AttemptRecord, make_node
 
@@ -211,12 +210,12 @@ async def continuations(
     """
     if any(share < 0 for share in config.shares):
         raise UserError("--shares lie at 0 or above: 0.2 keeps a fifth of the thinking")
-    forks = CutForks(study, sampler, thinking, jury)
+    cuts = Cuts(study, sampler, thinking, jury)
 
     async def one(trace: StudyTrace, share: float, way: Way) -> None:
         async def make() -> tuple[PrefixCounts, list[Record]]:
-            cut, records = await _prefix(forks, trace, share, way)
-            row, made = await forks.measured(trace, cut, config.n)
+            cut, records = await _prefix(cuts, trace, share, way)
+            row, made = await cuts.measured(trace, cut, config.n)
             found = PrefixCounts(**vars(row), prompt=trace.prompt, share=share, way=way)
             mark = study.mark(trace, row.tokens, f"potential {way} at {share:g}", CONTINUE, found)
             return found, [*records, *made, *mark]
@@ -231,21 +230,21 @@ async def continuations(
     await gathered(work, progress)
 
 
-async def _prefix(forks: CutForks, trace: StudyTrace, share: float, way: Way) -> tuple[ThinkingCut, list[Record]]:
+async def _prefix(cuts: Cuts, trace: StudyTrace, share: float, way: Way) -> tuple[ThinkingCut, list[Record]]:
     """The cut of a trace at a share of its thinking; above 1 it is extended first, which is a node of its own.
     Raises InfrastructureError where that failed."""
-    thinking, length = forks.thinking, len(trace.thinking)
+    thinking, length = cuts.thinking, len(trace.thinking)
     position, purpose = (trace.key, way, f"{share:g}"), f"{CONTINUE}, {way} at {share:g}"
     if share <= 1:
         kept = cut_at(length, share)
         closed: Closed = trace.closed if share == 1 else "forced"
         return _cut(trace, kept, position, closed if way == "closed" else None, purpose), []
     more = max(1, round((share - 1) * length))
-    begun = thinking.opened(forks.study.prompts[trace.prompt].prompt_ids, trace.thinking)
-    (longer,) = await forks.sampler.sample(begun, 1, thinking.open_for(more), (*position, "extend", more))
+    begun = thinking.opened(cuts.study.prompts[trace.prompt].prompt_ids, trace.thinking)
+    (longer,) = await cuts.sampler.sample(begun, 1, thinking.open_for(more), (*position, "extend", more))
     if longer is None:
-        raise InfrastructureError("provider", forks.sampler.first_failure)
-    tokens, by = token_ids(longer), forks.study.provenance("think_tokens")
+        raise InfrastructureError("provider", cuts.sampler.first_failure)
+    tokens, by = token_ids(longer), cuts.study.provenance("think_tokens")
     node = make_node(
         trace.prompt, trace.thought, trace.start + length, "assistant", thinking.text(tokens), tokens=tokens, opens=False,
         sampled=np.ones(len(tokens), bool), ends=None if thinking.tokenizer is None else thinking.tokenizer.ends(tokens),
@@ -277,23 +276,37 @@ def _cut(trace: StudyTrace, kept: int, position: SamplePosition, closed: Closed 
 
 
 @dataclass(frozen=True)
-class CutForks:
-    """Counts the answers after cuts that say yes, for :func:`ramify.rollout.potential.potential`; a path is a prompt's name."""
+class Cuts:
+    """What continues the traces of a study after cuts of their thinking, and judges the answers."""
 
     study: Study
     sampler: Sampler
     thinking: Thinking
     jury: Jury
-    made: dict[ThinkingCut, list[Record]] = field(default_factory=dict, repr=False)
-    """The continuations of a cut that was counted, as nodes and as how they ended."""
 
-    async def count(self, path: str, t: ThinkingCut, n: int, purpose: str, start: int = 0) -> Counts:
-        """Yes among answers that were judged; the others, and thinking that came to no answer, are missing.
+    async def measured(self, trace: StudyTrace, cut: ThinkingCut, n: int) -> tuple[CutCounts, list[Record]]:
+        """What ``n`` answers after a cut say, and the continuations. Answers that nobody could judge, and thinking that came to
+        none, are missing. Raises InfrastructureError where one of them failed, which the same call may mend."""
+        records: list[Record] = []
 
-        Raises InfrastructureError where a sample or a voter failed, which the same call may mend,
-        and NoRoomError where no answer fits.
+        async def play(prompt: str, cut: ThinkingCut, numbers: range, purpose: str) -> list[ForkEnd]:
+            thoughts, outcomes = await self._answered(prompt, cut, numbers)
+            records.extend(self._records(prompt, cut, thoughts, outcomes, numbers.start))
+            return list(map(ForkEnd, outcomes))
+
+        try:
+            counts, _ = await potential(Forks(play), trace.prompt, [cut], Fixed(n), "cut")
+        except NoRoomError:
+            return CutCounts(trace.key, len(cut.kept), "no_room", 0, 0, 0), []
+        found = counts[cut]
+        return CutCounts(trace.key, len(cut.kept), "done", found.k, found.n, n - found.n), records
+
+    async def _answered(self, name: str, t: ThinkingCut, numbers: range) -> tuple[list[Thought], list[bool | None]]:
+        """The continuations of a cut, and which of their answers say yes.
+
+        Raises InfrastructureError where a sample or a voter failed, and NoRoomError where no answer fits.
         """
-        prompt, thinking = self.study.prompts[path], self.thinking
+        prompt, thinking, n, start = self.study.prompts[name], self.thinking, len(numbers), numbers.start
         if t.closed is None:
             begun, left = thinking.opened(prompt.prompt_ids, t.kept), thinking.left(t.kept)
             completions = await self.sampler.sample(begun, n, left, t.position, start, policy=thinking)
@@ -301,22 +314,20 @@ class CutForks:
         else:
             closed = thinking.closed(prompt.prompt_ids, t.kept, t.closed)
             if not thinking.fits(closed):
-                raise NoRoomError(f"{path}: {len(t.kept)} tokens of thinking and an answer do not fit the model's context")
+                raise NoRoomError(f"{name}: {len(t.kept)} tokens of thinking and an answer do not fit the model's context")
             completions = await self.sampler.sample(closed, n, thinking.answering, (*t.position, "answer"), start)
             thoughts = [None if one is None else Thought(t.kept, t.closed, one) for one in thinking.answers(completions)]
         whole = [one for one in thoughts if one is not None]
         if len(whole) < len(thoughts):
             raise InfrastructureError("provider", self.sampler.first_failure)
         texts = dict.fromkeys(one.answer.text for one in whole if one.answer is not None)
-        each = [Item(text, path, prompt.text) for text in texts]
+        each = [Item(text, name, prompt.text) for text in texts]
         verdicts = await judged(self.jury, each, self.sampler.ledger, self.sampler.budget)
         if failure := next((found.failure for found in verdicts if found.failure), ""):
             raise InfrastructureError("scorer", failure)
         said = {item.text: found.value for item, found in zip(each, verdicts, strict=True)}
         values = [None if one.answer is None else said[one.answer.text] for one in whole]
-        outcomes = [None if value is None else value is True for value in values]
-        self.made[t] = self._records(path, t, whole, outcomes, start)
-        return Counts.of(outcomes)
+        return whole, [None if value is None else value is True for value in values]
 
     def _records(
         self, path: str, t: ThinkingCut, thoughts: Sequence[Thought], outcomes: Sequence[bool | None], start: int
@@ -341,15 +352,6 @@ class CutForks:
             ended = AttemptRecord(node.id, path, t.node, t.offset, t.purpose, i, outcome, truncated=cut, provenance=by.hash)
             records += [node, ended]
         return records
-
-    async def measured(self, trace: StudyTrace, cut: ThinkingCut, n: int) -> tuple[CutCounts, list[Record]]:
-        """What ``n`` answers after a cut say, and the continuations. Raises InfrastructureError where one of them failed."""
-        try:
-            counts, _ = await potential(self, trace.prompt, [cut], Fixed(n), "cut")
-        except NoRoomError:
-            return CutCounts(trace.key, len(cut.kept), "no_room", 0, 0, 0), []
-        found = counts[cut]
-        return CutCounts(trace.key, len(cut.kept), "done", found.k, found.n, n - found.n), self.made.pop(cut)
 
 
 # -- oscillations
@@ -413,15 +415,15 @@ async def oscillations(
         )
     names = ("judges", "show_prompt", "limit", "least", "before", "after")
     study.settle(RatingSettings(**{name: getattr(config, name) for name in names}, ties_refuse=bool(jury.ties)))
-    forks = CutForks(study, sampler, thinking, jury)
-    return sum(await gathered([_oscillated(forks, one, judges, config) for one in traces], progress))
+    cuts = Cuts(study, sampler, thinking, jury)
+    return sum(await gathered([_oscillated(cuts, one, judges, config) for one in traces], progress))
 
 
-async def _oscillated(forks: CutForks, one: _Chunked, judges: Sequence[Judge], config: OscillateConfig) -> bool:
+async def _oscillated(cuts: Cuts, one: _Chunked, judges: Sequence[Judge], config: OscillateConfig) -> bool:
     """Rate a trace and sample what its cuts lack; whether no judge rated it."""
-    study, trace = forks.study, one.trace
+    study, trace = cuts.study, one.trace
     try:
-        rated = await study.run.once_awaited(STANCES, trace.key, StanceRatings, lambda: _rated(forks, one, judges, config))
+        rated = await study.run.once_awaited(STANCES, trace.key, StanceRatings, lambda: _rated(cuts, one, judges, config))
     except InfrastructureError:
         return True
     if rated.chunks != len(one.spans):
@@ -431,7 +433,7 @@ async def _oscillated(forks: CutForks, one: _Chunked, judges: Sequence[Judge], c
         cut = _cut(trace, kept, (trace.key, "cut", kept), "forced", TURNS)
 
         async def make(cut: ThinkingCut = cut, chunk: int = chunk) -> tuple[TurnCounts, list[Record]]:
-            row, made = await forks.measured(trace, cut, config.answers)
+            row, made = await cuts.measured(trace, cut, config.answers)
             found = TurnCounts(**vars(row), chunk=chunk)
             return found, [*made, *study.mark(trace, row.tokens, "potential cut", TURNS, found)]
 
@@ -462,14 +464,14 @@ class _Chunked:
 
 
 async def _rated(
-    forks: CutForks, one: _Chunked, judges: Sequence[Judge], config: OscillateConfig
+    cuts: Cuts, one: _Chunked, judges: Sequence[Judge], config: OscillateConfig
 ) -> tuple[StanceRatings, list[Record]]:
     """What the judges say of a trace's chunks, and the stance of each at its last token.
     Raises InfrastructureError where none of them gave a rating."""
-    study, trace, chunks = forks.study, one.trace, [one.text[a:b] for a, b in one.spans]
+    study, trace, chunks = cuts.study, one.trace, [one.text[a:b] for a, b in one.spans]
     loop, asked = len(chunks) > LOOP, 1 < len(chunks) <= LOOP
     shown = study.prompts[trace.prompt].text if config.show_prompt else ""
-    ratings = [await stances(judge, shown, chunks, forks.sampler.ledger) if asked else None for judge in judges]
+    ratings = [await stances(judge, shown, chunks, cuts.sampler.ledger) if asked else None for judge in judges]
     if asked and all(rating is None for rating in ratings):
         raise InfrastructureError("scorer", "no judge rated the trace")
     settled = settle(ratings, len(chunks))

@@ -13,7 +13,6 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
-from ramify.env.protocol import Task
 from ramify.methods.forensics import record
 from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_scores
 from ramify.methods.forensics.case import are_doses, intervention, is_number
@@ -23,8 +22,7 @@ from ramify.methods.forensics.found import Baseline, CaseReport, ReplyScores, Se
 from ramify.methods.forensics.study import CaseRuns, Played, counted
 from ramify.model.protocol import require
 from ramify.rollout.fork import fork
-from ramify.rollout.potential import Fixed, counts_annotation, potential
-from ramify.rollout.run import Episodes
+from ramify.rollout.potential import Fixed, ForkEnd, Forks, counts_annotation, potential
 from ramify.rollout.stored import task_of
 from ramify.score.judge import Judge
 from ramify.stats.drops import Counts
@@ -143,10 +141,20 @@ class Case(CaseRuns):
         if len(offsets) < 2:
             raise UserError(f"reply {turn} of the run that ends at {leaf} has no sentence to resample")
         task, _ = task_of(self.run, node.tree)
-        forks = SentenceForks(self, episodes, task)
+        verdicts: dict[int, list[bool | None]] = {}
+
+        async def play(node: Node, offset: int, numbers: range, purpose: str) -> list[ForkEnd]:
+            """Forks that were graded; an invalid one has no outcome."""
+            place, n = (node.tree, task, node.id, offset), len(numbers)
+            made = await fork(episodes, *place, n, start=numbers.start, purpose=purpose)
+            graded = await asyncio.gather(*(self.grade("fork", episodes, attempt) for attempt in made.arm.attempts))
+            verdicts[offset] = [run.behavior for run in graded]
+            self.progress.at(len(verdicts))
+            return list(map(ForkEnd, verdicts[offset]))
+
         self.progress.begin(len(offsets), 0, f"fork {k} times", "places")
-        wait_for(potential(forks, node, offsets, Fixed(k), "forensics"))
-        found = np.array([[np.nan if v is None else float(v) for v in forks.verdicts[offset]] for offset in offsets])
+        wait_for(potential(Forks(play), node, offsets, Fixed(k), "forensics"))
+        found = np.array([[np.nan if v is None else float(v) for v in verdicts[offset]] for offset in offsets])
         self.run.commit()
         for i, row in enumerate(np.isfinite(found)):
             if min(row[0::2].sum(), row[1::2].sum()) < 2:
@@ -169,25 +177,6 @@ class Case(CaseRuns):
             offsets=tuple(offsets),
         )
         with self.run.transaction():
-            self.run.add(*(counts_annotation(node.id, at, Counts.of(forks.verdicts[at])) for at in offsets))
+            self.run.add(*(counts_annotation(node.id, at, Counts.of(verdicts[at])) for at in offsets))
             record.keep(self.run, record.SENTENCES, result)
         return result
-
-
-class SentenceForks:
-    """Counts forks of a reply that showed the behaviour, for :func:`ramify.rollout.potential.potential`; positions are token
-    offsets."""
-
-    def __init__(self, case: Case, episodes: Episodes, task: Task) -> None:
-        self.case, self.episodes, self.task = case, episodes, task
-        self.verdicts: dict[int, list[bool | None]] = {}
-        """Of each fork, by offset."""
-
-    async def count(self, path: Node, t: int, n: int, purpose: str, start: int = 0) -> Counts:
-        """See :class:`ramify.rollout.potential.Forks`; an invalid fork is missing. Raises as :func:`ramify.rollout.fork.fork`."""
-        made = await fork(self.episodes, path.tree, self.task, path.id, t, n, start=start, purpose=purpose)
-        graded = await asyncio.gather(*(self.case.grade("fork", self.episodes, a) for a in made.arm.attempts))
-        verdicts = [one.behavior for one in graded]
-        self.verdicts.setdefault(t, []).extend(verdicts)
-        self.case.progress.at(len(self.verdicts))
-        return Counts.of(verdicts)

@@ -70,7 +70,7 @@ def confirm(
     for group in groups:
         with open_episodes(who.folder, group[0], who.model, who.env, trust=who.trust) as (episodes, _):
             episodes.on_attempt = on_attempt
-            forks, purpose = StepForks(episodes, truncated="graded"), f"blame {episodes.provenance.hash[:12]}"
+            forks, purpose = StepForks(episodes, "graded"), f"blame {episodes.provenance.hash[:12]}"
             with episodes.committing():
                 for node in (one.id for one in group):
                     place = _place(episodes, node, *blamed[node])

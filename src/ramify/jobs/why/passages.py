@@ -1,14 +1,15 @@
-"""Forks of the positions of an attempt, counted; those that are stored in the run are read, without their environment."""
+"""What came through the positions of an attempt: forks, those that are stored in the run read without their environment, and
+other attempts."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 from ramify.base.errors import RamifyError
 from ramify.jobs.why.attempts import KNOWN, AskedAttempt, Passage, walked
+from ramify.rollout.potential import ForkEnd, Forks
 from ramify.rollout.run import Episodes
-from ramify.rollout.steps import StepForks, StepTrace
+from ramify.rollout.steps import StepTrace, branched, step_end
 from ramify.stats.drops import Counts
 from ramify.trace.view import Step, View
 
@@ -16,12 +17,12 @@ DEAD = 8
 """So many continuations in a row that the agent's endpoint failed end the search: it is gone, or refuses all of them."""
 
 
-class AttemptForks(StepForks):
-    """Counts forks; those that are stored are read, without their environment."""
+class Passages:
+    """The passages through the positions of an attempt. ``forks`` counts those that began there."""
 
     def __init__(self, episodes: Episodes, case: AskedAttempt, purpose: str) -> None:
-        super().__init__(episodes, truncated="graded")
-        self.case = case
+        self.episodes, self.case = episodes, case
+        self.forks = Forks(self._continued, "graded")
         self.flaky = False
         """Whether the answer to the last action is another one each time."""
         mine = {node: t for t, node in reversed(list(enumerate(case.trace.nodes)))}
@@ -36,45 +37,34 @@ class AttemptForks(StepForks):
             elif one.purpose in KNOWN:
                 self.others.append(one)
 
-    async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0) -> Counts:
-        """See :class:`ramify.rollout.steps.StepForks`; of an end that chance decides,
-        how often the last action's answer is a success."""
+    async def _continued(self, trace: StepTrace, t: int, numbers: range, purpose: str) -> list[ForkEnd]:
+        """As :class:`ramify.rollout.steps.StepForks`, with the forks that are stored; of an end that chance decides, what the
+        last action comes to each time."""
         if t == trace.length and trace.ended:
-            return await self.repeated(n) if self.flaky else Counts(n * bool(trace.correct), n)
-        counts = Counts(0, 0)
-        missing = []
-        for i in range(start, start + n):
-            known = self.made.get((t, i))
-            if known is None:
-                missing.append(i)
-            else:
-                counts += Counts(int(known.success), 1)
-        if missing:
-            counts += await self._play(trace, t, missing, purpose)
-        return counts
+            outcomes = await self.repeated(len(numbers)) if self.flaky else [trace.correct] * len(numbers)
+            return [ForkEnd(outcome, played=False) for outcome in outcomes]
+        stored = {i: ForkEnd(self.made[t, i].success, played=False) for i in numbers if (t, i) in self.made}
+        missing = [i for i in numbers if i not in stored]
+        ends = stored | dict(zip(missing, await self._play(trace, t, missing, purpose), strict=True))
+        return [ends[i] for i in numbers]
 
-    async def repeated(self, n: int) -> Counts:
-        """Successes among ``n`` repetitions of the last action as it was, in the state it was done in:
+    async def repeated(self, n: int) -> list[bool | None]:
+        """The outcomes of ``n`` repetitions of the last action as it was, in the state it was done in:
         what the environment alone decides."""
         trace = self.case.trace
         before = self.episodes.load(trace.tree).node(trace.nodes[-2])
         said = [self.case.replies[-1].reply.message.written()]
-        ends = [await self.episodes.reissue(trace.tree, trace.task, before, said) for _ in range(n)]
-        return Counts.of(end.outcome for end in ends)
+        return [(await self.episodes.reissue(trace.tree, trace.task, before, said)).outcome for _ in range(n)]
 
-    async def _play(self, trace: StepTrace, t: int, missing: Sequence[int], purpose: str) -> Counts:
-        if self.refused >= DEAD:
+    async def _play(self, trace: StepTrace, t: int, missing: Sequence[int], purpose: str) -> list[ForkEnd]:
+        if missing and self.refused >= DEAD:
             why = "the same command continues with those that were played"
-            raise RamifyError(f"{self.refused} continuations in a row failed, the first at {self.first_failure}; {why}")
-        played = await asyncio.gather(
-            *(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], i, purpose=purpose) for i in missing)
-        )
-        self.ledger.add(purpose, forks=len(played), sampled_tokens=sum(a.sampled_tokens for a in played))
+            raise RamifyError(f"{self.refused} continuations in a row failed, the first at {self.forks.first_failure}; {why}")
+        played = await branched(self.episodes, trace, t, missing, purpose)
         for i, attempt in zip(missing, played, strict=True):
             refused = attempt.outcome is None and (attempt.failure or "").startswith(("provider", "engine"))
             self.refused = self.refused + 1 if refused else 0
             if attempt.outcome is None:
-                self.first_failure = self.first_failure or attempt.failure or ""
                 continue
             view = View(self.case.view.info, self.episodes.load(trace.tree), self.episodes.load(trace.tree).path(attempt.leaf))
             steps, seen, keys = walked(view)
@@ -83,7 +73,7 @@ class AttemptForks(StepForks):
             for j in range(at, len(seen)):
                 first.setdefault(keys[j], steps[j] if j < len(steps) else None)
             self.made[t, i] = Passage(attempt.outcome, trace.nodes[t], purpose, i, first, attempt.leaf)
-        return Counts.of(a.outcome for a in played)
+        return list(map(step_end, played))
 
     def through(self, own: Mapping[int, Counts]) -> dict[int, list[Passage]]:
         """What passed through each position besides the forks from it:
