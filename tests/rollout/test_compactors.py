@@ -14,8 +14,19 @@ from ramify.base import registry
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.methods.governance.filler import filler, opening
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.compact import Entry, RecencyTruncate, Window, compact_chat, readable, text_of
-from ramify.rollout.compactors import NEUTRAL, HeadTail, Hierarchical, LlmSummarize, first_words
+from ramify.rollout.compact import (
+    NEUTRAL,
+    Entry,
+    HeadTail,
+    Hierarchical,
+    LlmSummarize,
+    RecencyTruncate,
+    Window,
+    compact_chat,
+    first_words,
+    readable,
+    text_of,
+)
 from ramify.rollout.rules import keywords
 from ramify.testing import conformance
 from ramify.trace.message import Message

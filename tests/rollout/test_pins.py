@@ -18,8 +18,7 @@ from ramify.methods.governance.carriage import survives, with_rule, without_rule
 from ramify.methods.governance.filler import filler, opening
 from ramify.methods.governance.predicates import allows
 from ramify.methods.governance.standing_rules import scenarios
-from ramify.rollout.compact import Entry, RecencyTruncate, Window, compact_chat, readable_text, text_of
-from ramify.rollout.compactors import HeadTail, LlmSummarize
+from ramify.rollout.compact import Entry, HeadTail, LlmSummarize, RecencyTruncate, Window, compact_chat, readable_text, text_of
 from ramify.rollout.pins import PROVENANCE, Pin, Pins, RuleBrokenError, pin
 from ramify.rollout.rules import survival
 from ramify.trace.message import Message

@@ -11,8 +11,7 @@ from ramify.base.seeds import generator
 from ramify.methods.governance.filler import filler
 from ramify.methods.governance.standing_rules import CHANNELS, conversation, reader, scenarios
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.compact import RecencyTruncate
-from ramify.rollout.compactors import HeadTail, Hierarchical, LlmSummarize
+from ramify.rollout.compact import HeadTail, Hierarchical, LlmSummarize, RecencyTruncate
 from ramify.rollout.pins import Pins
 from ramify.trace.message import Message
 from ramify_experiments.cases import KnownCase, Repetition

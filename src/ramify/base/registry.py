@@ -70,7 +70,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "sampling": ("ramify.jobs.sampling",),
     "searcher": ("ramify.rollout.search",),
     "loss": ("ramify.train.losses",),
-    "compactor": ("ramify.rollout.compact", "ramify.rollout.compactors"),
+    "compactor": ("ramify.rollout.compact",),
     "sandbox": ("ramify.sandbox",),
     "middleware": ("ramify.score.replies",),
     "backend": ("ramify.rollout.backends", "ramify.integrations.ray"),

@@ -1,7 +1,8 @@
-"""Storage of an episode: the trees in memory and in the run, and the nodes that episodes add to them."""
+"""Storage of an episode: positions in its tree, the trees in memory and in the run, and the nodes that episodes add to them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ from ramify.base.errors import InfrastructureError
 from ramify.base.ids import canonical_json
 from ramify.env.protocol import Snapshot, Task, Volatile
 from ramify.model.chat import ChatTemplate, assistant_node_parts
-from ramify.model.protocol import Completion
+from ramify.model.protocol import Completion, Prefix
 from ramify.rollout.attempts import Draw
-from ramify.rollout.shown import Position, Prompt
 from ramify.trace.context import HISTORY, context_of_parts
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.node import Node, Provenance, make_node
 from ramify.trace.path import Part
 from ramify.trace.tree import Tree
@@ -22,6 +23,37 @@ from ramify.trace.view import TokenMessage
 
 _OF_A_SAMPLE = ("usage", "entropy", "model", HISTORY)
 """Data of a reply that say how it was sampled."""
+
+
+@dataclass
+class Position:
+    """Where the next message goes: the path so far, in the form the model wants."""
+
+    parent: Node
+    offset: int
+    tokens: list[np.ndarray]
+    messages: list[Message]
+    reward: float
+    turns: int
+    begun: str | None = None
+    """Text of the reply begun already, when a fork continues inside it."""
+    shown: list[Part] | None = None
+    """The model's history where that is not the path: something was compacted or edited.
+    What it is shown of it, its template says."""
+    insert: Node | None = None
+    """The parent where it is an edit, which is stored with what is sampled after it:
+    one that the model refuses leaves nothing."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompt of one reply."""
+
+    prefix: Prefix
+    rendered: list[Part] | None
+    """The template's rendering of the history, where it differs."""
+    head: np.ndarray | None
+    """The tokens that open the reply."""
 
 
 class Record:

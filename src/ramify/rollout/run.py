@@ -23,9 +23,8 @@ from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt, Draw, Turn, as_turn
 from ramify.rollout.edits import Change, taps_of
 from ramify.rollout.prompt import Prompts
-from ramify.rollout.record import Record
+from ramify.rollout.record import Position, Record
 from ramify.rollout.sampler import FailurePolicy, Sampler, sample_key
-from ramify.rollout.shown import Position
 from ramify.rollout.stage import Stage, check
 from ramify.trace.db import Run
 from ramify.trace.message import Message

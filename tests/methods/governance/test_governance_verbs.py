@@ -13,7 +13,7 @@ import pytest
 from ramify.cli.main import main
 from ramify.methods.governance.filler import filler, opening
 from ramify.methods.governance.record import begin, keep, read_rows
-from ramify.rollout.compactors import Hierarchical, LlmSummarize
+from ramify.rollout.compact import Hierarchical, LlmSummarize
 from ramify.rollout.pins import Pins
 from ramify.trace.message import Message
 from tests.model.model_server import ModelServer, serving

@@ -392,7 +392,7 @@ def with_note(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, A
 def _compactor(cell: Cell) -> Any:
     if cell.strategy not in WORDED:
         return registry.named("compactor", cell.strategy)
-    from ramify.rollout.compactors import Hierarchical, LlmSummarize
+    from ramify.rollout.compact import Hierarchical, LlmSummarize
 
     return (LlmSummarize if cell.strategy == "llm-summarize" else Hierarchical)(cell.words)
 

@@ -13,7 +13,7 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.seeds import generator
 from ramify.methods.tree_rollouts.algorithm import TreeConfig, shrunk, uucb
 from ramify.methods.tree_rollouts.record import GrownTree, Place
-from ramify.rollout.search import best, search
+from ramify.rollout.search import search
 
 if TYPE_CHECKING:
     from ramify.env.protocol import Task
@@ -124,8 +124,9 @@ class TreeSampler:
         score = terms.sum(axis=1)
         if rule.cost_aware:
             score = score / np.array([max(p.expected, 1.0) for p in able])
-        won = best(range(len(able)), lambda i: float(score[i]), lambda i: (able[i].depth, able[i].id))
-        assert won is not None
+        if np.isnan(score).any():
+            raise ValueError("the score of a place is not a number")
+        won = min(range(len(able)), key=lambda i: (-score[i], able[i].depth, able[i].id))
         return able[won], dict(zip(("value", "explore", "entropy"), terms[won].tolist(), strict=True))
 
     def _absorb(self, tree: GrownTree, pick: Pick, attempt: Attempt | str) -> GrownTree:
