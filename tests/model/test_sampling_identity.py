@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import json
 
+from ramify.methods.cliffs.traces import sampling_of
 from ramify.model.protocol import Grammar, Sampling
 from ramify.rollout.components import read_sampling
-from ramify.rollout.token_traces import sampling_of
 
 
 def test_how_to_sample_is_no_part_of_the_settings_identity():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ramify.methods.cliffs.traces import store_trace
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import CharTokenizer
 from ramify.rollout.potential import RunCounts
 from ramify.rollout.steps import step_trace
-from ramify.rollout.token_traces import TokenTrace, store_trace
+from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 from ramify.trace.node import Annotation

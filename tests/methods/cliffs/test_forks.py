@@ -18,10 +18,11 @@ from ramify.engine.checkpoints import load_model, model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.forks import ReplyForks, sampler_logprobs
+from ramify.methods.cliffs.traces import read_traces, trace_of, write_traces
 from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
-from ramify.rollout.token_traces import TokenProblem, TokenTrace, read_traces, trace_of, write_traces
+from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.stats.drops import Counts
 from tests.model.model_server import NAME, ModelServer, serving
 

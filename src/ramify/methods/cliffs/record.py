@@ -19,9 +19,10 @@ from ramify.methods.cliffs.algorithm import Cliff
 from ramify.methods.cliffs.forks import ForkSource
 from ramify.methods.cliffs.report import spots, summary
 from ramify.methods.cliffs.run import ScanConfig, Scanned, corrected
+from ramify.methods.cliffs.traces import sampling_of, store_trace
 from ramify.model.protocol import Tokenizer
 from ramify.rollout.potential import MAKER
-from ramify.rollout.token_traces import TokenTrace, sampling_of, store_trace
+from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 from ramify.trace.lines import at_place

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.methods.cliffs.traces import sampling_of
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling, Tokenizer
-from ramify.rollout.token_traces import TokenTrace, sampling_of
+from ramify.rollout.token_traces import TokenTrace
 from ramify.score.trajectories import chat_layout
 from ramify.trace.db import Run
 from ramify.trace.failures import failures

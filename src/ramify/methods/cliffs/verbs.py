@@ -46,12 +46,13 @@ from ramify.methods.cliffs.run import (
     scan,
 )
 from ramify.methods.cliffs.stems import is_token_file, read_stems
+from ramify.methods.cliffs.traces import read_traces
 from ramify.model.protocol import Sampling, eos_of
 from ramify.render.potential import potential_svg, potential_text
 from ramify.render.result import Result, Section, Verbatim, table
 from ramify.render.terminal import progress
 from ramify.rollout.potential import ForksSpent
-from ramify.rollout.token_traces import TokenProblem, TokenTrace, read_problems, read_traces
+from ramify.rollout.token_traces import TokenProblem, TokenTrace, read_problems
 from ramify.score.judge import find_judge
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
