@@ -29,6 +29,8 @@ KERNEL = {
         "ramify.rollout.sampler.Sampler",
         "ramify.rollout.fork.fork",
         "ramify.rollout.potential.potential",
+        "ramify.rollout.potential.Forks",
+        "ramify.rollout.potential.ForkEnd",
     ),
     "Judges": ("ramify.score.judge.Judge", "ramify.score.judge.find_judge"),
     "Credit": ("ramify.score.credit.protocol.CreditRule", "ramify.score.credit.protocol.CreditGroup"),
