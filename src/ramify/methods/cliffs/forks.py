@@ -6,6 +6,7 @@ Forks of one position go to the model together, so an engine or server that keep
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -64,12 +65,12 @@ ReplyPlace: TypeAlias = int | tuple[int, ...]
 """A position t, or (t, a, b): position t and then other tokens than the reply's own."""
 
 
-class ScoredForks(Forks[TokenTrace, ReplyPlace]):
+class ScoredForks(Forks[TokenTrace, ReplyPlace], ABC):
     """Forks of replies whose tokens have known probabilities, by which a scan leaves tokens out."""
 
+    @abstractmethod
     async def chances(self, trace: TokenTrace) -> Chances:
         """Probabilities of the reply's tokens."""
-        raise NotImplementedError
 
 
 async def chances_of(forks: Forks[Any, int], trace: Any) -> Chances:
