@@ -141,6 +141,26 @@ class CallReply(NamedTuple):
     """Further fields of the answer."""
 
 
+def read_exchange(
+    request: dict[str, Any], response: dict[str, Any], place: str
+) -> tuple[list[Message], list[CallReply], dict[str, Any]]:
+    """A call: what was given, each choice of its answer, and the answer's other fields. Raises UserError naming ``place``."""
+    sent = field(request, "messages", list, f"{place}: 'request'")
+    given = [read_message(value, f"{place}: message {at} of the request") for at, value in enumerate(sent)]
+    replies = []
+    if response.get("choices") is None and not response.get("error"):
+        refuse_unknown(response, ENVELOPE, f"{place}: 'response'", "'choices' nor 'error'")
+    for at, choice in enumerate(field(response, "choices", list, f"{place}: 'response'", [])):
+        spot = f"{place}: choice {at} of the response"
+        if not isinstance(choice, dict):
+            raise UserError(f"{spot} is not an object")
+        message = read_message({"role": "assistant", **field(choice, "message", dict, spot)}, spot)
+        rest = {k: v for k, v in choice.items() if k != "message" and v is not None}
+        unread(rest, ("finish_reason", "logprobs", "index", "stop_reason", "content_filter_results"), "choice")
+        replies.append(CallReply([message], FINISHED.get(str(choice.get("finish_reason")), ""), rest))
+    return given, replies, {k: v for k, v in response.items() if k != "choices"}
+
+
 class Calls:
     """Logs of single calls. Keeps a hash of each sampled reply by position and content, to find it again in a request."""
 
@@ -152,20 +172,7 @@ class Calls:
     def add(self, run: Run, record: dict[str, Any], place: str, number: int) -> None:
         """Hang one call below what its request repeats. Raises UserError naming ``place``."""
         request, response = field(record, "request", dict, place), field(record, "response", dict, place, {})
-        sent = field(request, "messages", list, f"{place}: 'request'")
-        given = [read_message(value, f"{place}: message {at} of the request") for at, value in enumerate(sent)]
-        replies = []
-        if response.get("choices") is None and not response.get("error"):
-            refuse_unknown(response, ENVELOPE, f"{place}: 'response'", "'choices' nor 'error'")
-        for at, choice in enumerate(field(response, "choices", list, f"{place}: 'response'", [])):
-            spot = f"{place}: choice {at} of the response"
-            if not isinstance(choice, dict):
-                raise UserError(f"{spot} is not an object")
-            message = read_message({"role": "assistant", **field(choice, "message", dict, spot)}, spot)
-            rest = {k: v for k, v in choice.items() if k != "message" and v is not None}
-            unread(rest, ("finish_reason", "logprobs", "index", "stop_reason", "content_filter_results"), "choice")
-            replies.append(CallReply([message], FINISHED.get(str(choice.get("finish_reason")), ""), rest))
-        envelope = {k: v for k, v in response.items() if k != "choices"}
+        given, replies, envelope = read_exchange(request, response, place)
         self.hang(run, record, place, number, given, replies, provenance_of(request, response), envelope)
 
     def hang(

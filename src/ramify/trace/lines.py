@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from ramify.base import codec
 from ramify.base.errors import UserError
@@ -23,6 +23,7 @@ MAX_BRACKETS = 1_000_000
 _PIECE = 1 << 16
 _WRAPPED = "simulations"
 """The field in which a results file of tau2-bench has its attempts."""
+_SPACE = re.compile(r"[ \t\r\n]*")
 _BETWEEN = re.compile(r"[ \t\r\n]*(,?)[ \t\r\n]*")
 
 
@@ -89,45 +90,126 @@ def _opens(path: Path) -> str:
 
 def _listed(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of the JSON list that the file is; memory holds one of them."""
+    with path.open(encoding="utf-8-sig") as file, _decoding(path):
+        text = file.read(_PIECE).lstrip()
+        while not text:
+            text = file.read(_PIECE).lstrip()
+        yield from _items(path, file, text[1:], True)
+
+
+def read_within(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, object) of the list that stands under ``keys``, one inside the other, of the one JSON object that a file is.
+    Memory is that of one object, or of the largest value that stands before the list.
+
+    Raises UserError naming file and item, also where there is no such list."""
+    try:
+        with path.open(encoding="utf-8-sig") as file, _decoding(path):
+            yield from enumerate(_items(path, file, _entered(path, file, keys), False), 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
+
+
+def _entered(path: Path, file: TextIO, keys: Sequence[str]) -> str:
+    """The text that follows the opening bracket of the list under ``keys``; what stands before it is passed over."""
+    decode, text, at, depth = json.JSONDecoder().raw_decode, "", 0, 0
+    missing = UserError(f"{path}: it is not a JSON object with a list under '{'.'.join(keys)}'")
+
+    def more() -> bool:
+        nonlocal text, at
+        piece = file.read(max(_PIECE, len(text) - at))
+        text, at = text[at:] + piece, 0
+        return bool(piece)
+
+    def mark() -> str:
+        nonlocal at
+        while True:
+            spaces = _SPACE.match(text, at)
+            assert spaces is not None
+            at = spaces.end()
+            if at < len(text) or not more():
+                return text[at : at + 1]
+
+    def value() -> Any:
+        nonlocal at
+        while mark():
+            with suppress(ValueError):
+                read, end = decode(text, at)
+                if end < len(text):  # a number may continue in the next piece
+                    at = end
+                    return read
+            if len(text) - at > MAX_LINE or not more():
+                break
+        raise missing
+
+    if mark() != "{":
+        raise missing
+    at += 1
+    while mark() == '"' and depth < len(keys):
+        key = value()
+        if mark() != ":":
+            raise missing
+        at += 1
+        if key == keys[depth]:
+            depth += 1
+            if mark() != ("[" if depth == len(keys) else "{"):
+                raise missing
+            at += 1
+            continue
+        value()
+        if mark() != ",":
+            raise missing
+        at += 1
+    if depth < len(keys):
+        raise missing
+    return text[at:]
+
+
+@contextmanager
+def _decoding(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: nested too deeply") from error
+
+
+def _items(path: Path, file: TextIO, text: str, alone: bool) -> Iterator[dict[str, Any]]:
+    """The objects of a list whose opening bracket was read; ``alone``: nothing may follow it."""
     decode = json.JSONDecoder().raw_decode
     number, at, size = 1, 0, _PIECE
-    with path.open(encoding="utf-8-sig") as file:
-        try:
-            text = file.read(_PIECE).lstrip()
-            while not text:
-                text = file.read(_PIECE).lstrip()
-            text = text[1:]
-            while True:
-                spot, fault = f"{path}:{number}: item {number} of the list", "it ends inside the list"
-                between = _BETWEEN.match(text, at)
-                assert between is not None
-                start = between.end()
-                if start < len(text):
-                    if text[start] == "]" and not between[1]:
-                        if text[start + 1 :].strip() or file.read(1).strip():
-                            raise UserError(f"{path}: text follows the list")
-                        return
-                    if bool(between[1]) != (number > 1) or text[start] != "{":
-                        raise UserError(f"{spot} is not an object")
-                    if len(text) - start > MAX_BRACKETS and text.count("[", start) + text.count("{", start) > MAX_BRACKETS:
-                        raise UserError(f"{spot}: more than {MAX_BRACKETS:,} lists and objects in one line or document")
-                    try:
-                        record, at = decode(text, start)
-                        yield record
-                        number, size = number + 1, _PIECE
-                        continue
-                    except ValueError as error:  # broken, or cut where the piece ends: reading more decides
-                        fault = f"not JSON ({error.args[0].split(': line')[0]})"
-                if len(text) - at > MAX_LINE:
-                    raise UserError(f"{spot}: it is longer than {MAX_LINE} characters")
-                more = file.read(min(size, MAX_LINE + 1 - len(text) + at))
-                if not more:
-                    raise UserError(f"{spot}: {fault}")
-                text, at, size = text[at:] + more, 0, 2 * size
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}:{number}: item {number} of the list, or one near it: not UTF-8") from error
-        except RecursionError as error:
-            raise UserError(f"{path}:{number}: item {number} of the list: nested too deeply") from error
+    try:
+        while True:
+            spot, fault = f"{path}:{number}: item {number} of the list", "it ends inside the list"
+            between = _BETWEEN.match(text, at)
+            assert between is not None
+            start = between.end()
+            if start < len(text):
+                if text[start] == "]" and not between[1]:
+                    if alone and (text[start + 1 :].strip() or file.read(1).strip()):
+                        raise UserError(f"{path}: text follows the list")
+                    return
+                if bool(between[1]) != (number > 1) or text[start] != "{":
+                    raise UserError(f"{spot} is not an object")
+                if len(text) - start > MAX_BRACKETS and text.count("[", start) + text.count("{", start) > MAX_BRACKETS:
+                    raise UserError(f"{spot}: more than {MAX_BRACKETS:,} lists and objects in one line or document")
+                try:
+                    record, at = decode(text, start)
+                    yield record
+                    number, size = number + 1, _PIECE
+                    continue
+                except ValueError as error:  # broken, or cut where the piece ends: reading more decides
+                    fault = f"not JSON ({error.args[0].split(': line')[0]})"
+            if len(text) - at > MAX_LINE:
+                raise UserError(f"{spot}: it is longer than {MAX_LINE} characters")
+            more = file.read(min(size, MAX_LINE + 1 - len(text) + at))
+            if not more:
+                raise UserError(f"{spot}: {fault}")
+            text, at, size = text[at:] + more, 0, 2 * size
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}:{number}: item {number} of the list, or one near it: not UTF-8") from error
+    except RecursionError as error:
+        raise UserError(f"{path}:{number}: item {number} of the list: nested too deeply") from error
 
 
 def read_conversations(

@@ -84,19 +84,30 @@ def read_anthropic(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
 
 def _add_call(calls: Calls, run: Run, record: dict[str, Any], where: str, number: int) -> None:
     request, response = field(record, "request", dict, where), field(record, "response", dict, where, {})
-    exchange = ToolExchange()
+    given, replies, rest = read_exchange(request, response, where, run.put_blob, ToolExchange())
+    calls.hang(run, record, where, number, given, replies, provenance_of(request, response), rest)
+
+
+def read_exchange(
+    request: Mapping[str, Any], response: Mapping[str, Any], where: str, keep: Keep, exchange: ToolExchange
+) -> tuple[list[Message], list[CallReply], dict[str, Any]]:
+    """A call: what was given, its reply where it has one, and the answer's other fields. Raises UserError naming ``where``."""
     request_at = f"{where}: 'request'"
-    given = [*_system(request, request_at), *_messages(request, request_at, run.put_blob, exchange)]
+    given = [*_system(request, request_at), *_messages(request, request_at, keep, exchange)]
     replies = []
     if response.get("content") is None and not response.get("error"):
         refuse_unknown(response, FIELDS - {"content"}, f"{where}: 'response'", "'content' nor 'error'")
     if response.get("content") is not None:
         reply = {"role": "assistant", "content": response["content"]}
         stop = str(response.get("stop_reason") or "")
-        made = list(_message(reply, f"{where}: 'response'", run.put_blob, exchange))
-        replies = [CallReply(made, _STOPS.get(stop, "stop" if stop else ""))]
-    rest = {k: v for k, v in response.items() if k not in ("content", "role", "type")}
-    calls.hang(run, record, where, number, given, replies, provenance_of(request, response), rest)
+        said = list(_message(reply, f"{where}: 'response'", keep, exchange))
+        replies = [CallReply(said, _STOPS.get(stop, "stop" if stop else ""))]
+    return given, replies, {k: v for k, v in response.items() if k not in ("content", "role", "type")}
+
+
+def read_blocks(value: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExchange) -> list[Message]:
+    """One message with content blocks as the messages it becomes. Raises UserError naming ``spot``."""
+    return list(_message(value, spot, keep, exchange))
 
 
 def _system(record: Mapping[str, Any], where: str) -> Iterator[Message]:

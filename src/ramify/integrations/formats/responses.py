@@ -141,6 +141,24 @@ class _Importer:
             run.log("ignored", kind, {"count": count, "what": "items"})
 
 
+def read_output(items: list[Any], spot: str, keep: Keep, exchange: ToolExchange) -> list[Message]:
+    """Items as messages. Raises UserError naming ``spot`` and item."""
+    return list(_Importer(KNOWN)._messages(items, f"{spot}: item", keep, exchange))
+
+
+def read_exchange(
+    request: Mapping[str, Any], response: Mapping[str, Any], where: str, keep: Keep, exchange: ToolExchange
+) -> tuple[list[Message], list[CallReply], dict[str, Any]]:
+    """A call: what was given, its reply where it has one, and the answer's other fields. Raises UserError naming ``where``."""
+    importer = _Importer(KNOWN)
+    items = importer._messages(_input(request, where), f"{where}: item", keep, exchange, "of 'input'")
+    given = [*importer._system(request, where), *items]
+    output = list_of(response.get("output") or [], f"{where}: 'output'")
+    said = [*importer._messages(output, f"{where}: item", keep, exchange, "of 'output'")]
+    rest = {k: v for k, v in response.items() if k in _SETTINGS}
+    return given, [CallReply(said, _stop(response))] if said else [], rest
+
+
 _SETTINGS = (
     "id",
     "object",
