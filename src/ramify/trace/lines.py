@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -99,69 +100,98 @@ def _listed(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_within(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number, object) of the list that stands under ``keys``, one inside the other, of the one JSON object that a file is.
-    Memory is that of one object, or of the largest value that stands before the list.
+    Memory is that of one object, or of the largest value beside the list.
 
     Raises UserError naming file and item, also where there is no such list."""
     try:
         with path.open(encoding="utf-8-sig") as file, _decoding(path):
-            yield from enumerate(_items(path, file, _entered(path, file, keys), False), 1)
+            document = _Document(path, file, keys)
+            document.enter()
+            number = 0
+            items = _items(path, file, document.text[document.at :], False)
+            while True:
+                try:
+                    number, record = number + 1, next(items)
+                except StopIteration as end:
+                    document.text, document.at = str(end.value), 0
+                    break
+                yield number, record
+            document.leave()
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
 
 
-def _entered(path: Path, file: TextIO, keys: Sequence[str]) -> str:
-    """The text that follows the opening bracket of the list under ``keys``; what stands before it is passed over."""
-    decode, text, at, depth = json.JSONDecoder().raw_decode, "", 0, 0
-    missing = UserError(f"{path}: it is not a JSON object with a list under '{'.'.join(keys)}'")
+@dataclass
+class _Document:
+    """The one JSON object of a file around a list, read piece by piece."""
 
-    def more() -> bool:
-        nonlocal text, at
-        piece = file.read(max(_PIECE, len(text) - at))
-        text, at = text[at:] + piece, 0
+    path: Path
+    file: TextIO
+    keys: Sequence[str]
+    text: str = ""
+    at: int = 0
+
+    def fault(self) -> UserError:
+        return UserError(f"{self.path}: it is not one JSON object with a list under '{'.'.join(self.keys)}'")
+
+    def enter(self) -> None:
+        """Pass over what stands before the list, its opening bracket included."""
+        depth = 0
+        self._take("{")
+        while depth < len(self.keys):
+            if self._mark() != '"':
+                raise self.fault()
+            key = self._value()
+            self._take(":")
+            if key == self.keys[depth]:
+                depth += 1
+                self._take("[" if depth == len(self.keys) else "{")
+            else:
+                self._value()
+                self._take(",")
+
+    def leave(self) -> None:
+        """Pass over what follows the list's closing bracket: further members, and the end of each object."""
+        for _ in self.keys:
+            while self._mark() == ",":
+                self._take(",")
+                self._value()
+                self._take(":")
+                self._value()
+            self._take("}")
+        if self._mark():
+            raise UserError(f"{self.path}: text follows the document")
+
+    def _more(self) -> bool:
+        piece = self.file.read(max(_PIECE, len(self.text) - self.at))
+        self.text, self.at = self.text[self.at :] + piece, 0
         return bool(piece)
 
-    def mark() -> str:
-        nonlocal at
+    def _mark(self) -> str:
+        """The next character that is not space; "" at the end."""
         while True:
-            spaces = _SPACE.match(text, at)
+            spaces = _SPACE.match(self.text, self.at)
             assert spaces is not None
-            at = spaces.end()
-            if at < len(text) or not more():
-                return text[at : at + 1]
+            self.at = spaces.end()
+            if self.at < len(self.text) or not self._more():
+                return self.text[self.at : self.at + 1]
 
-    def value() -> Any:
-        nonlocal at
-        while mark():
+    def _take(self, mark: str) -> None:
+        if self._mark() != mark:
+            raise self.fault()
+        self.at += 1
+
+    def _value(self) -> Any:
+        decode = json.JSONDecoder().raw_decode
+        while self._mark():
             with suppress(ValueError):
-                read, end = decode(text, at)
-                if end < len(text):  # a number may continue in the next piece
-                    at = end
-                    return read
-            if len(text) - at > MAX_LINE or not more():
+                value, end = decode(self.text, self.at)
+                if end < len(self.text):  # a number may continue in the next piece
+                    self.at = end
+                    return value
+            if len(self.text) - self.at > MAX_LINE or not self._more():
                 break
-        raise missing
-
-    if mark() != "{":
-        raise missing
-    at += 1
-    while mark() == '"' and depth < len(keys):
-        key = value()
-        if mark() != ":":
-            raise missing
-        at += 1
-        if key == keys[depth]:
-            depth += 1
-            if mark() != ("[" if depth == len(keys) else "{"):
-                raise missing
-            at += 1
-            continue
-        value()
-        if mark() != ",":
-            raise missing
-        at += 1
-    if depth < len(keys):
-        raise missing
-    return text[at:]
+        raise self.fault()
 
 
 @contextmanager
@@ -174,8 +204,8 @@ def _decoding(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: nested too deeply") from error
 
 
-def _items(path: Path, file: TextIO, text: str, alone: bool) -> Iterator[dict[str, Any]]:
-    """The objects of a list whose opening bracket was read; ``alone``: nothing may follow it."""
+def _items(path: Path, file: TextIO, text: str, alone: bool) -> Generator[dict[str, Any], None, str]:
+    """The objects of a list whose opening bracket was read; ``alone``: nothing may follow it. Returns what was read beyond it."""
     decode = json.JSONDecoder().raw_decode
     number, at, size = 1, 0, _PIECE
     try:
@@ -188,7 +218,7 @@ def _items(path: Path, file: TextIO, text: str, alone: bool) -> Iterator[dict[st
                 if text[start] == "]" and not between[1]:
                     if alone and (text[start + 1 :].strip() or file.read(1).strip()):
                         raise UserError(f"{path}: text follows the list")
-                    return
+                    return text[start + 1 :]
                 if bool(between[1]) != (number > 1) or text[start] != "{":
                     raise UserError(f"{spot} is not an object")
                 if len(text) - start > MAX_BRACKETS and text.count("[", start) + text.count("{", start) > MAX_BRACKETS:

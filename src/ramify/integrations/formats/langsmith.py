@@ -19,7 +19,7 @@ from ramify.trace.message import number
 from ramify.trace.notes import unread
 
 SILENT = "export runs with their inputs and outputs (`--include-io` or `--full` of the command line)"
-_TYPES = ("llm", "chain", "tool", "retriever", "embedding", "prompt", "parser")
+_TYPES = ("llm", "chat_model", "chain", "tool", "retriever", "embedding", "prompt", "parser")
 _KNOWN = frozenset(
     (
         *("id", "run_id", "name", "run_type", "start_time", "end_time", "inputs", "outputs", "error", "extra", "parent_run_id"),
@@ -108,6 +108,8 @@ def _span(
 ) -> TracedSpan:
     trace, key, parent = ids
     error = record.get("error") or None
+    if isinstance(error, str):
+        error = error.split("Traceback (most recent call last)")[0] or error
     about = {k: record[k] for k in ("total_tokens", "prompt_tokens", "completion_tokens", "tags") if record.get(k)}
     inputs, outputs = parsed(record.get("inputs")), parsed(record.get("outputs"))
     start = nanoseconds(record.get("start_time"), f"{spot}: 'start_time'")
@@ -118,7 +120,7 @@ def _span(
         "scores": _scores(record, spot),
         "about": about,
     }
-    if kind == "llm":
+    if kind in ("llm", "chat_model"):
         unread(record, _KNOWN, "run")
         settings, model = _settings(extra, inputs)
         return TracedSpan(
@@ -126,7 +128,7 @@ def _span(
             settings=settings, **common,
         )  # fmt: skip
     if kind == "tool":
-        return TracedSpan(trace, key, place, parent, start, "tool", name, tool=_tool(name, inputs, outputs), **common)
+        return TracedSpan(trace, key, place, parent, start, "tool", name, tool=_tool(name, inputs, outputs, extra), **common)
     if not parent:
         return TracedSpan(trace, key, place, parent, start, "trace", name, given=_input(inputs), said=_output(outputs), **common)
     return TracedSpan(trace, key, place, parent, start, "", name, **common)
@@ -167,12 +169,16 @@ def _settings(extra: Mapping[str, Any], inputs: Any) -> tuple[dict[str, Any], st
     return settings, next((name for name in names if isinstance(name, str)), "")
 
 
-def _tool(name: str, inputs: Any, outputs: Any) -> dict[str, Any]:
+def _tool(name: str, inputs: Any, outputs: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
     """A call of a tool: LangChain's answer is a message that names the call."""
     said = outputs.get("output", outputs) if isinstance(outputs, Mapping) else outputs
     fields = said.get("kwargs", said) if isinstance(said, Mapping) else {}
     fields = fields if isinstance(fields, Mapping) else {}
-    key = fields.get("tool_call_id") or (inputs.get("tool_call_id") if isinstance(inputs, Mapping) else None)
+    key = (
+        fields.get("tool_call_id")
+        or extra.get("tool_call_id")
+        or (inputs.get("tool_call_id") if isinstance(inputs, Mapping) else None)
+    )
     result = fields.get("content", said) if fields.get("tool_call_id") else said
     return {"name": name, **({"id": key} if isinstance(key, str) else {}), **({} if result is None else {"result": result})}
 

@@ -20,7 +20,7 @@ from ramify.integrations.formats.spans import TracedSpan, nanoseconds, read_span
 from ramify.integrations.formats.spoken import parsed
 from ramify.trace.aliases import ALIASES, KNOWN, Fields
 from ramify.trace.formats import Reader
-from ramify.trace.lines import read_items, read_within
+from ramify.trace.lines import MAX_LINE, first_record, read_items, read_within
 from ramify.trace.notes import unread
 
 _WHOLE = ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs", "batches")
@@ -45,18 +45,15 @@ def read_otlp(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
 
 
 def _big(path: Path) -> str | None:
-    """The field in which the one document that a file is has its spans; None of JSON lines and of anything else."""
+    """The field in which a document that is too large to be read at once has its spans; None of any other file."""
     try:
+        if path.stat().st_size <= MAX_LINE or first_record(path)[1] is not None:
+            return None
         with path.open("rb") as file:
-            start = file.read(1 << 12)
-            opens = _BIG.match(start)
-            if opens is None:
-                return None
-            while b"\n" not in start and (start := file.read(1 << 16)):
-                pass
-            return opens[1].decode() if not start or not file.read(1 << 12).strip().startswith(b"{") else None
+            opens = _BIG.match(file.read(1 << 12))
     except OSError:
         return None
+    return None if opens is None else opens[1].decode()
 
 
 def _spans(record: dict[str, Any], place: str) -> Iterator[TracedSpan]:
@@ -206,6 +203,7 @@ def _span(
 
 _OURS = ("gen_ai.", "llm.", "input.", "output.", "message", "ai.", "traceloop.")
 _TALK = ("gen_ai.prompt.", "gen_ai.completion.", "llm.input_messages.", "llm.output_messages.", "llm.prompts.", "llm.choices.")
+_TALK += ("llm.tools.", "llm.request.functions.")
 _KNOWN = frozenset(
     (
         *("gen_ai.operation.name", "gen_ai.system", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model"),

@@ -255,6 +255,12 @@ class _Heard(NamedTuple):
     given: list[Message]
     replies: list[CallReply]
 
+    @property
+    def says(self) -> bool:
+        """Whether any text is in it: tools that do not record what is said may still name roles and calls."""
+        messages = [*self.given, *(message for reply in self.replies for message in reply.messages)]
+        return any(message.text.strip() or "content" in message.data for message in messages)
+
 
 def _heard(span: TracedSpan, keep: Keep) -> _Heard:
     spot = f"{span.place}: span {span.name or span.key!r}"
@@ -294,12 +300,13 @@ class Spool:
             row = (stable_hash(span.trace), stable_hash(span.key), json.dumps(asdict(span)))
             self._db.execute("INSERT INTO events (trace, span, body) VALUES (?, ?, ?)", row)
             return
-        task = ""
+        task, talks = "", False
         if span.talks and span.kind in ("call", "agent", "trace"):
-            task = task_name(_heard(span, _no_blob).given)[0]
+            heard = _heard(span, _no_blob)
+            task, talks = task_name(heard.given)[0], heard.says
         names = map(stable_hash, (span.trace, span.key, span.parent))
         sql = "INSERT OR REPLACE INTO spans (trace, span, parent, kind, start, task, talks, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-        self._db.execute(sql, (*names, span.kind, span.start, task, span.talks, json.dumps(asdict(span))))
+        self._db.execute(sql, (*names, span.kind, span.start, task, talks, json.dumps(asdict(span))))
 
     def join(self, joined: Join) -> None:
         """Give every span the events that tell of it."""
