@@ -31,7 +31,7 @@ from ramify.trace.outcomes import beside, matching
 
 KIND = "imported"
 """Journal entries of a run: a file it was made from, by the hash of its bytes."""
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".traj", ".eval", ".gz")
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".traj", ".eval", ".gz", ".har", ".db", ".sqlite")
 """Endings of the files that are read of a folder."""
 _FREE, _RATIO, _PIECE = 16 << 20, 200, 1 << 20
 """A compressed file may unpack to so many bytes, and to so many times its size more."""
@@ -149,7 +149,7 @@ def found_in(path: Path, form: str | None = None, left_out: Sequence[Path] = ())
 
 def _is_trace(file: Path, folder: Path) -> bool:
     hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return not hidden and file.suffix.lower() in SUFFIXES and file.is_file()
+    return not hidden and file.suffix.lower() in SUFFIXES and file.name != "run.sqlite" and file.is_file()
 
 
 def take(

@@ -202,8 +202,11 @@ def _span(
 # --- attributes -----------------------------------------------------------------------------------------------------------
 
 _OURS = ("gen_ai.", "llm.", "input.", "output.", "message", "ai.", "traceloop.")
-_TALK = ("gen_ai.prompt.", "gen_ai.completion.", "llm.input_messages.", "llm.output_messages.", "llm.prompts.", "llm.choices.")
-_TALK += ("llm.tools.", "llm.request.functions.")
+_TALK = (
+    *("gen_ai.prompt.", "gen_ai.completion.", "llm.input_messages.", "llm.output_messages.", "llm.prompts.", "llm.choices."),
+    *("llm.tools.", "llm.request.functions."),
+)
+"""Prefixes of attributes that spell messages and tools."""
 _KNOWN = frozenset(
     (
         *("gen_ai.operation.name", "gen_ai.system", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model"),
