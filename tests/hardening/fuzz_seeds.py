@@ -5,8 +5,10 @@ What a format keeps in several files is a folder: one of its files is broken, th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,8 @@ _ROWS: dict[str, list[list[dict[str, Any]]]] = {
 
 
 _ROWS |= {
-    form: [[json.loads(line) for line in readers()[form].example.splitlines()]] for form in ("anthropic", "responses", "sharegpt")
+    form: [[json.loads(line) for line in readers()[form].example.splitlines()]]
+    for form in ("anthropic", "responses", "sharegpt", "otlp", "langfuse", "langsmith", "har", "openai-batch")
 }
 
 
@@ -124,6 +127,8 @@ def write_seeds(folder: Path) -> dict[str, list[Path]]:
                 seeds.setdefault("inspect", []).append(folder / f"log.{suffix}")
             except (RamifyError, KeyError):
                 continue  # inspect_ai is not installed here
+    seeds["agents-session"] = [folder / "sessions.db"]
+    write_sessions(seeds["agents-session"][0])
     _as_parquet(seeds["trl"][0], folder / "trl.parquet")
     seeds["trl"].append(folder / "trl.parquet")
     good: dict[str, list[Path]] = {}
@@ -136,6 +141,23 @@ def write_seeds(folder: Path) -> dict[str, list[Path]]:
             f"no good file of the format '{form}' to break: add one to fuzz_seeds.py"
         )
     return good
+
+
+def write_sessions(file: Path) -> Path:
+    """Two sessions as the Agents SDK's ``SQLiteSession`` stores them."""
+    asked = {"content": "Is it warm in Oslo?", "role": "user"}
+    call = {"arguments": '{"city": "Oslo"}', "call_id": "call_1", "name": "weather", "type": "function_call", "id": "fc_1"}
+    told = {"call_id": "call_1", "output": "4 degrees", "type": "function_call_output"}
+    said = {"role": "assistant", "type": "message", "content": [{"type": "output_text", "text": "No.", "annotations": []}]}
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        db.execute("CREATE TABLE agent_sessions (session_id TEXT PRIMARY KEY)")
+        db.execute("CREATE TABLE agent_messages (id INTEGER PRIMARY KEY, session_id TEXT NOT NULL, message_data TEXT NOT NULL)")
+        for session in ("first", "second"):
+            db.execute("INSERT INTO agent_sessions VALUES (?)", (session,))
+            rows = [(session, json.dumps(item)) for item in (asked, call, told, said)]
+            db.executemany("INSERT INTO agent_messages (session_id, message_data) VALUES (?, ?)", rows)
+        db.commit()
+    return file
 
 
 def write_world(folder: Path) -> Path:

@@ -92,7 +92,9 @@ def _spans(record: Mapping[str, Any], place: str, trace: str = "", parent: str =
     kind = text_of(record, "run_type", spot)
     own = record.get("trace_id")
     trace = own if isinstance(own, str) and own else trace or key
-    above = record.get("parent_run_id")
+    above, aboves = record.get("parent_run_id"), record.get("parent_run_ids")
+    if above is None and isinstance(aboves, list) and aboves:
+        above = aboves[-1]
     parent = above if isinstance(above, str) else parent
     extra = parsed(record.get("extra"))
     extra = extra if isinstance(extra, Mapping) else {}

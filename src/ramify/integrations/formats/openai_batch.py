@@ -34,8 +34,8 @@ from ramify.trace.view import View, views
 
 _BESIDE = 200
 """So many files of a folder are looked at for the requests of a batch."""
-_ASKED = re.compile(r"(.+)/([0-9a-f]{24})/(\d+)", re.DOTALL)
-"""The ``custom_id`` of a request that a run wrote: task, node, number."""
+_ASKED = re.compile(r"(.+)/[0-9a-f]{24}", re.DOTALL)
+"""The ``custom_id`` of a request that a run wrote: task and node."""
 
 
 def read_batch(path: Path, folder: Path) -> int:
@@ -212,7 +212,7 @@ def _rows(run: Run, chosen: BatchSelection) -> Iterator[dict[str, Any]]:
             if not body["messages"] or key in asked:
                 continue
             asked.add(key)
-            yield {"custom_id": f"{node.tree[:200]}/{node.id}/0", "method": "POST", "url": f"/v1{CHAT}", "body": body}
+            yield {"custom_id": f"{node.tree[:200]}/{node.id}", "method": "POST", "url": f"/v1{CHAT}", "body": body}
 
 
 def _replies(attempt: View, steps: str) -> list[Node]:

@@ -189,7 +189,7 @@ def _span(
         kind = kind or ("" if parent else "trace")
         return TracedSpan(trace, key, place, parent, start, kind, name, error=error, fields=fields)
     said = _said(attributes, events)
-    about = {k: v for k, v in attributes.items() if k not in said.taken and not k.startswith(_TALK)}
+    about = {k: v for k, v in attributes.items() if k not in said.taken and not k.startswith(_TALK) and not _SECRET.search(k)}
     if kind == "call":
         unread({k: v for k, v in about.items() if k.startswith(_OURS)}, _KNOWN, "span")
     return TracedSpan(
@@ -207,6 +207,8 @@ _TALK = (
     *("llm.tools.", "llm.request.functions."),
 )
 """Prefixes of attributes that spell messages and tools."""
+_SECRET = re.compile(r"header|cookie|authorization", re.IGNORECASE)
+"""Attributes that are not kept."""
 _KNOWN = frozenset(
     (
         *("gen_ai.operation.name", "gen_ai.system", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model"),
@@ -278,10 +280,10 @@ def _said(attributes: Mapping[str, Any], events: list[tuple[str, dict[str, Any]]
         said.taken.add(name)
         return parsed(attributes[name])
 
-    for source in ("gen_ai.input.messages", "gen_ai.prompt", "pydantic_ai.all_messages", "ai.prompt.messages", "ai.prompt"):
+    for source in ("gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages", "ai.prompt.messages", "ai.prompt"):
         if said.given is None and source in attributes:
             said.given = take(source)
-    for source in ("gen_ai.output.messages", "gen_ai.completion"):
+    for source in ("gen_ai.output.messages", "gen_ai.completion", "llm.output_messages"):
         if said.replies is None and source in attributes:
             said.replies = _choices(take(source))
     if "gen_ai.system_instructions" in attributes:
@@ -307,7 +309,7 @@ def _said(attributes: Mapping[str, Any], events: list[tuple[str, dict[str, Any]]
         said.given = take("input.value")
     if said.replies is None and "output.value" in attributes:
         said.replies = take("output.value")
-    reasons = attributes.get("gen_ai.response.finish_reasons", attributes.get("ai.response.finishReason"))
+    reasons = parsed(attributes.get("gen_ai.response.finish_reasons", attributes.get("ai.response.finishReason")))
     said.stops = [str(word) for word in reasons] if isinstance(reasons, list) else [reasons] if isinstance(reasons, str) else []
     return said
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
-from ramify.base.secrets import redact
+from ramify.base.secrets import redact, without_keys
 from ramify.integrations.formats.exchanges import Keep
 from ramify.integrations.formats.spoken import messages_in, replies_in
 from ramify.trace.aliases import KNOWN, NOTHING, Fields, Judged
@@ -98,7 +98,9 @@ class CallTrees:
             fields["context"] = shown.hash
         before = None if origin is None else open_attempt(self.run, origin)
         before = before or self._retried(asked)
-        about = redact(plain(dict(about)))
+        about = _without_secrets(about)
+        if judged.failure is not None:
+            judged = judged._replace(failure=without_keys(str(redact(judged.failure))))
         end = asked
         if not replies:
             stop = judged.stop or "failed"
@@ -120,7 +122,7 @@ class CallTrees:
         before = _key(given[-1]) if given else ""
         for number, message in enumerate(reply.messages, 1):
             parent, key, last = thread.node.id, _key(message), number == len(reply.messages)
-            rest = {"response": {**about, **redact(plain(dict(reply.about)))}} if last else None
+            rest = {"response": {**about, **_without_secrets(reply.about)}} if last else None
             stop = {"stop": reply.stop} if last and reply.stop else {}
             sampled = message.role == "assistant"
             end = thread.hang(message, sampled, last, rest, **stop, **(fields if sampled else {}))
@@ -198,6 +200,19 @@ class CallTrees:
             self.leaves.pop(before.leaf, None)
         self.leaves[end.id] = end.tree
         end_attempt(self.run, end, judged, before, provenance=None if provenance is None else provenance.hash)
+
+
+def _without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON, without secrets and keys: an error may quote the key that was wrong."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: clean(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [clean(item) for item in value]
+        return without_keys(value) if isinstance(value, str) else value
+
+    return dict(clean(redact(plain(dict(about)))))
 
 
 def _key(message: Message) -> str:
