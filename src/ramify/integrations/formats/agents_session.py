@@ -27,6 +27,8 @@ from ramify.trace.lines import MAX_LINE
 
 MAGIC = b"SQLite format 3\x00"
 _SESSIONS, _MESSAGES, _STRUCTURE = "agent_sessions", "agent_messages", "message_structure"
+_BROKEN = (sqlite3.Error, UnicodeError)
+"""What a damaged file raises; names and messages of its schema may be no UTF-8."""
 _COLUMNS = {
     "sqlite_master": {"type", "name", "sql"},
     _SESSIONS: {"session_id"},
@@ -56,11 +58,11 @@ def read_sessions(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     with closing(_open(path)) as db:
         try:
             return import_records(path, folder, "agents-session", add, _records(db, path))
-        except sqlite3.Error as error:
+        except _BROKEN as error:
             raise _fault(path, error) from None
 
 
-def _fault(path: Path, error: sqlite3.Error) -> UserError:
+def _fault(path: Path, error: Exception) -> UserError:
     return UserError(f"cannot read {path} as sessions of the Agents SDK: {' '.join(str(error).split())}")
 
 
@@ -153,7 +155,7 @@ def _matches(path: Path, first: Any) -> bool:
     try:
         with closing(_open(path)) as db:
             return {_SESSIONS, _MESSAGES} <= _tables(db).keys()
-    except (UserError, sqlite3.Error):
+    except (UserError, *_BROKEN):
         with path.open("rb") as file:  # one that cannot be opened now is refused by the reader, in its words
             return b"CREATE TABLE agent_messages" in file.read(1 << 16)
 

@@ -85,11 +85,18 @@ def _add(run: Run, entry: Mapping[str, Any], place: str, trees: CallTrees) -> st
         what = f"HTTP {status}" if status else "the request was broken off"
         judged = KNOWN.judged({"error": {"type": what, "message": said} if said else what}, place)
     name, asked = task_name(call.given)
-    run.add_tree(name, {"id": name, "asked": asked[:200]})
     about = {**call.rest, **({} if judged is NOTHING else {"error": judged.failure or error or what})}
     if isinstance(started := entry.get("startedDateTime"), str):
         about["at"] = started
-    trees.hang(name, call.given, [] if failed else call.replies, provenance_of(body, answer), about, judged)
+    trees.hang(
+        name,
+        {"id": name, "asked": asked[:200]},
+        call.given,
+        [] if failed else call.replies,
+        provenance_of(body, answer),
+        about,
+        judged,
+    )
     return ""
 
 

@@ -148,13 +148,11 @@ def _add(run: Run, record: dict[str, Any], place: str, trees: CallTrees, request
     judged = KNOWN.judged({"error": error}, place) if error and not call.replies else NOTHING
     written = _ASKED.fullmatch(name)
     tree, asked = task_name(call.given)
+    task = {"id": tree, "asked": asked[:200]}
     if written is not None:
-        tree = written[1]
-        run.add_tree(tree, {"id": tree})
-    else:
-        run.add_tree(tree, {"id": tree, "asked": asked[:200]})
+        tree, task = written[1], {"id": written[1]}
     about = {**call.rest, "custom_id": name, **({"error": message_of(error)} if judged is not NOTHING else {})}
-    trees.hang(tree, call.given, [] if failed else call.replies, provenance_of(request["body"], body), about, judged)
+    trees.hang(tree, task, call.given, [] if failed else call.replies, provenance_of(request["body"], body), about, judged)
 
 
 # --- out --------------------------------------------------------------------------------------------------------------

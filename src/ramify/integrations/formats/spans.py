@@ -73,20 +73,26 @@ class CallTrees:
     def hang(
         self,
         tree: str,
+        task: Mapping[str, Any],
         given: Sequence[Message],
         replies: Sequence[CallReply],
         provenance: Provenance,
         about: Mapping[str, Any],
         judged: Judged = NOTHING,
     ) -> Node:
-        """Hang a call in the tree of its task; returns the last node of its last reply. ``about``: what else is known of it, kept
+        """Hang a call in the tree of its task, which is made where it is not there; returns the last node of its last reply.
+        ``about``: what else is known of it, kept
         with the reply. ``judged``: whether it failed."""
-        node, at, origin = self._walk(tree, given)
+        before, at, origin = self._walk(tree, given)
+        known = self._exchange(given) if any(message.role == "assistant" for message in given[at:]) else None
+        edited = known is not None
+        if known is not None:
+            before, at = known
+            origin = before
+        if before is None:
+            self.run.add_tree(tree, task)
+        node = root(self.run, tree) if before is None else self.run.node(before)
         draw = next(self._draws)
-        edited = False
-        if any(message.role == "assistant" for message in given[at:]) and (known := self._exchange(given)):
-            node, at = self.run.node(known[0]), known[1]
-            origin, edited = node, True
         thread = Thread(self.run, node.tree, draw, node)
         for message in given[at:]:
             self._given(thread, message)
@@ -96,8 +102,8 @@ class CallTrees:
         if edited and (shown := self._context(asked, given)) is not None:
             self.run.add(shown)
             fields["context"] = shown.hash
-        before = None if origin is None else open_attempt(self.run, origin)
-        before = before or self._retried(asked)
+        continued = None if origin is None else open_attempt(self.run, self.run.node(origin))
+        continued = continued or self._retried(asked)
         about = _without_secrets(about)
         if judged.failure is not None:
             judged = judged._replace(failure=without_keys(str(redact(judged.failure))))
@@ -107,13 +113,13 @@ class CallTrees:
             if judged.failure is None and not judged.cut:
                 about = {"error": "no reply was recorded", **about}
             thread.hang(Message("assistant", "", {"response": about}), True, True, stop=stop, **fields)
-            self._ended(thread.node, judged, before, provenance)
+            self._ended(thread.node, judged, continued, provenance)
             self._failed[asked.id] = thread.node.id
             return thread.node
         for number, reply in enumerate(replies):
             each = Thread(self.run, node.tree, draw if number == 0 else next(self._draws), asked)
             end = self._reply(each, reply, about, given, fields)
-            self._ended(end, NOTHING, before if number == 0 else None, provenance)
+            self._ended(end, NOTHING, continued if number == 0 else None, provenance)
         return end
 
     def _reply(
@@ -156,17 +162,19 @@ class CallTrees:
         self._at[stable_hash(parent, _key(message))] = node.id
         return node
 
-    def _walk(self, tree: str, given: Sequence[Message]) -> tuple[Node, int, Node | None]:
-        """The node of the longest beginning of ``given`` that is there, its length, and the last node on it that was sampled."""
-        at, origin = root(self.run, tree).id, None
-        number = 0
+    def _walk(self, tree: str, given: Sequence[Message]) -> tuple[str | None, int, str | None]:
+        """The node of the longest beginning of ``given`` that is there (None where the tree is not), its length, and the last
+        node on it that was sampled."""
+        if not self.run.has_tree(tree):
+            return None, 0, None
+        at, number, origin = root(self.run, tree).id, 0, None
         for message in given:
             after = self._at.get(stable_hash(at, _key(message)))
             if after is None:
                 break
             at, number = after, number + 1
             origin = after if after in self._sampled else origin
-        return self.run.node(at), number, None if origin is None else self.run.node(origin)
+        return at, number, origin
 
     def _exchange(self, given: Sequence[Message]) -> tuple[str, int] | None:
         """The node of the newest reply that ``given`` repeats, after the same message as then, and how many end with it."""
@@ -483,16 +491,14 @@ def _names_task(about: Mapping[str, Any], fields: Fields) -> bool:
 def _hang_span(run: Run, span: TracedSpan, trees: CallTrees, main: str, named: str | None) -> None:
     heard = _heard(span, run.put_blob)
     name, asked = task_name(heard.given)
+    task = {"id": name, "asked": asked[:200]}
     if named is not None and name == main:
-        run.add_tree(named, {"id": named})
-        name = named
-    else:
-        run.add_tree(name, {"id": name, "asked": asked[:200]})
+        name, task = named, {"id": named}
     judged = NOTHING if span.error is None else KNOWN.judged({"error": span.error}, span.place)
     about = {**span.about, **({} if span.error is None else {"error": span.error}), "span": span.key, "trace": span.trace}
     provenance = provenance_of({**span.settings, "model": span.model}, {})
     replies = heard.replies if judged.failure is None else []
-    trees.hang(name, heard.given, replies, provenance, about, judged)
+    trees.hang(name, task, heard.given, replies, provenance, about, judged)
 
 
 def _last_results(run: Run, trees: CallTrees, leaf: str, results: Mapping[str, TracedSpan]) -> str:
