@@ -74,7 +74,8 @@ from ramify.trace.lines import first_record
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = Path(sys.argv[1])
 first_record(path)
-for name in ("run", "chats", "steps", "trl", "verl", "verifiers", "anthropic", "responses", "sharegpt"):
+for name in ("run", "chats", "steps", "trl", "verl", "verifiers", "anthropic", "responses", "sharegpt", "otlp", "langfuse",
+             "langsmith", "openai-batch"):
     try:
         readers()[name].read(path, Path(sys.argv[2]))
     except RamifyError as error:
@@ -94,6 +95,6 @@ def test_a_line_of_100_megabytes(tmp_path: Path, start: bytes) -> None:
     )
     assert done.returncode == 0, done.stderr
     *refused, megabytes = done.stdout.splitlines()
-    assert len(refused) == 9
+    assert len(refused) == 13
     assert all("longer than" in line for line in refused)
     assert int(megabytes) < 150
