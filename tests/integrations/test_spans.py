@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.trace import convert, lines
+from ramify.trace import convert, intake, lines
 from ramify.trace.db import Run
 from ramify.trace.notes import noting
+from ramify.trace.outcomes import read_outcomes
 from ramify.trace.view import View, views
 
 ASKED = {"role": "user", "content": "Is it warm in Oslo?"}
@@ -194,6 +195,10 @@ def test_attempts_subagents_tools_and_whose_fault(tmp_path: Path) -> None:
     assert (talk(first), first.task, first.success) == (TALK, "oslo", True)
     assert first.messages[2].data["error"] == '{"message":"slow"}'
     assert (failed.task, failed.failure, failed.success) == ("oslo", "ApiError: bad key [key]", None)
+    outcomes = write(tmp_path / "outcomes.json", {"t1": 0.0})
+    intake.take([], tmp_path / "spans-run", outcomes=read_outcomes(outcomes), outcomes_file=outcomes)
+    with Run.open(tmp_path / "spans-run") as run:
+        assert [attempt.success for attempt in run.attempts(leaf=first.leaf)] == [False]  # and nothing of its subagent
     assert subagent.task.startswith("find-the-station-")
     assert talk(subagent) == [("user", "Find the station."), ("assistant", "No: 4 degrees.")]
     with Run.open(tmp_path / "spans-run") as run:

@@ -16,6 +16,7 @@ from ramify.base.errors import UserError
 from ramify.integrations.formats.protocols import ANTHROPIC, CHAT, RESPONSES, streamed
 from ramify.trace import convert, formats, intake
 from ramify.trace.db import Run
+from ramify.trace.outcomes import read_outcomes
 from ramify.trace.view import View, views
 
 ASKED = {"role": "user", "content": "Is it warm in Oslo?"}
@@ -271,6 +272,12 @@ def test_sessions_are_attempts_and_the_file_stays_as_it_is(tmp_path: Path) -> No
     first, second = views_of(tmp_path / "run")
     assert (talk(first), talk(second), first.task) == (TALK, TALK[:3], second.task)
     assert (file.read_bytes(), sorted(path.name for path in tmp_path.iterdir())) == (before, ["agents.db", "run"])
+    outcomes = tmp_path / "outcomes.json"
+    outcomes.write_text('{"first": true, "second": 0}')
+    judged = read_outcomes(outcomes)
+    taken = intake.take([file], tmp_path / "judged", outcomes=judged, outcomes_file=outcomes)
+    assert (taken.given, taken.unmatched) == (2, [])
+    assert [view.success for view in views_of(tmp_path / "judged")] == [True, False]
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "agents.db.gz").write_bytes(gzip.compress(before))
     assert intake.take([tmp_path / "packed"], tmp_path / "all").forms == ["agents-session"]

@@ -14,6 +14,7 @@ from ramify.trace.aliases import ALIASES, IMPORTED, KNOWN, Judged
 from ramify.trace.db import Run
 from ramify.trace.foreign import end_attempt
 from ramify.trace.lines import read_items
+from ramify.trace.node import Node
 
 _LISTS = {
     **dict.fromkeys(("resolved_ids", "resolved"), True),
@@ -158,8 +159,9 @@ def _cell(text: str) -> Any:
 def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -> tuple[int, list[str]]:
     """Give the attempts of a run their outcomes: how many got one, and the names that no attempt has.
 
-    A name is that of a tree or task with one attempt, or of a file (its journal entry of ``kind``) that holds one: its path, with
-    or without its ending, or a folder it lies in. Raises UserError on a name of several attempts, and where no name fits."""
+    A name is that of a tree or task with one attempt, of a file (its journal entry of ``kind``) that holds one: its path, with or
+    without its ending, or a folder it lies in; or of the attempt itself: its trace, session or other id. Raises UserError on a
+    name of several attempts, and where no name fits."""
     ends: dict[str, set[str]] = {}
     every = set(run.ends())
     for info in run.trees():
@@ -170,25 +172,40 @@ def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -
         if "end" in entry.payload:
             for name in _names(Path(entry.payload["file"])):
                 paths.setdefault(name, set()).add(entry.payload["end"])
+    themselves: dict[str, set[str]] = {}
+    if any(len(ends.get(key) or paths.get(_plain(key)) or ()) != 1 for key in outcomes):
+        for end in every:
+            for name in _names_of(run.node(end)):
+                themselves.setdefault(name, set()).add(end)
     unmatched = []
     given: dict[str, Judged] = {}
     for key, judged in outcomes.items():
-        found = ends.get(key) or paths.get(_plain(key)) or set()
+        found = ends.get(key) or paths.get(_plain(key)) or themselves.get(key) or set()
         if len(found) > 1:
             raise UserError(
-                f"{source}: '{key}' is the name of {len(found)} attempts, and there is one outcome: name them by their files"
+                f"{source}: '{key}' is the name of {len(found)} attempts, and there is one outcome: name them by their files, or "
+                "by the ids of their traces or sessions"
             )
         if not found:
             unmatched.append(key)
         given |= dict.fromkeys(found, judged)
     if not given:
-        known = [*ends, *paths]
+        known = [*ends, *paths, *themselves]
         raise UserError(
             f"{source}: none of its names is a task or file of the run: '{unmatched[0]}' ({nearest(unmatched[0], known)})"
         )
     for end, judged in given.items():
         end_attempt(run, run.node(end), judged, next(iter(run.attempts(leaf=end)), None))
     return len(given), unmatched
+
+
+def _names_of(end: Node) -> Iterator[str]:
+    """The ids of an attempt itself that are kept with its last message."""
+    for place, names in (("record", (*ALIASES["attempt"], "id")), ("response", ("trace", "custom_id"))):
+        about = end.data.get(place)
+        for name in names if isinstance(about, Mapping) else ():
+            if isinstance(value := about.get(name), (str, int)):
+                yield str(value)
 
 
 def _plain(name: str) -> str:

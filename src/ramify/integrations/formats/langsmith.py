@@ -18,7 +18,7 @@ from ramify.trace.lines import read_items
 from ramify.trace.message import number
 from ramify.trace.notes import unread
 
-SILENT = "export runs with their inputs and outputs (`--include-io` or `--full` of the command line)"
+SILENT = "export runs with their inputs and outputs"
 _TYPES = ("llm", "chat_model", "chain", "tool", "retriever", "embedding", "prompt", "parser")
 _KNOWN = frozenset(
     (

@@ -140,11 +140,11 @@ class CallTrees:
             before = key
         return thread.node
 
-    def answer(self, leaf: Node, message: Message) -> Node:
-        """Add what a tool answered after the last call of an attempt."""
+    def answer(self, leaf: Node, message: Message, trace: str) -> Node:
+        """Add what a tool answered after the last call of the attempt that a trace is."""
         before = open_attempt(self.run, leaf)
         thread = Thread(self.run, leaf.tree, max(0, leaf.index), leaf)
-        end = self._given(thread, message, last=True)
+        end = self._given(thread, message, {"response": {"trace": trace}})
         self._ended(end, NOTHING, before, None)
         return end
 
@@ -155,10 +155,11 @@ class CallTrees:
             judged = judged._replace(failure=before.failure)
         end_attempt(self.run, self.run.node(leaf), judged, before)
 
-    def _given(self, thread: Thread, message: Message, last: bool = False) -> Node:
+    def _given(self, thread: Thread, message: Message, ends: Mapping[str, Any] | None = None) -> Node:
+        """A message that was given; ``ends``: what is known of the attempt that ends with it."""
         parent, error = thread.node.id, self.errors.get(str(message.data.get("tool_call_id")))
-        about = {"is_error": True, "error": error} if message.role == "tool" and error else None
-        node = thread.hang(message, message.role == "assistant", last, about)
+        about = {"is_error": True, "error": error} if message.role == "tool" and error else {}
+        node = thread.hang(message, message.role == "assistant", ends is not None, {**about, **(ends or {})})
         self._at[stable_hash(parent, _key(message))] = node.id
         return node
 
@@ -492,10 +493,12 @@ def _hang_span(run: Run, span: TracedSpan, trees: CallTrees, main: str, named: s
     heard = _heard(span, run.put_blob)
     name, asked = task_name(heard.given)
     task = {"id": name, "asked": asked[:200]}
-    if named is not None and name == main:
+    whole = name == main
+    if named is not None and whole:
         name, task = named, {"id": named}
     judged = NOTHING if span.error is None else KNOWN.judged({"error": span.error}, span.place)
-    about = {**span.about, **({} if span.error is None else {"error": span.error}), "span": span.key, "trace": span.trace}
+    whose = "trace" if whole else "inside"  # the id of a trace names the attempt that it is, and no subagent's
+    about = {**span.about, **({} if span.error is None else {"error": span.error}), "span": span.key, whose: span.trace}
     provenance = provenance_of({**span.settings, "model": span.model}, {})
     replies = heard.replies if judged.failure is None else []
     trees.hang(name, task, heard.given, replies, provenance, about, judged)
@@ -509,7 +512,7 @@ def _last_results(run: Run, trees: CallTrees, leaf: str, results: Mapping[str, T
         span = results.get(str(call.get("id"))) if isinstance(call, Mapping) else None
         if span is not None and span.tool.get("result") is not None:
             data = {"tool_call_id": str(call["id"]), **({"name": span.tool["name"]} if span.tool.get("name") else {})}
-            node = trees.answer(node, Message("tool", as_text(plain(span.tool["result"])), data))
+            node = trees.answer(node, Message("tool", as_text(plain(span.tool["result"])), data), span.trace)
     return node.id
 
 
