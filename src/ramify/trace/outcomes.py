@@ -202,10 +202,9 @@ def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -
 def _names_of(end: Node) -> Iterator[str]:
     """The ids of an attempt itself that are kept with its last message."""
     for place, names in (("record", (*ALIASES["attempt"], "id")), ("response", ("trace", "custom_id"))):
-        about = end.data.get(place)
-        for name in names if isinstance(about, Mapping) else ():
-            if isinstance(value := about.get(name), (str, int)):
-                yield str(value)
+        held = end.data.get(place)
+        about: Mapping[str, Any] = held if isinstance(held, Mapping) else {}
+        yield from (str(about[name]) for name in names if isinstance(about.get(name), (str, int)))
 
 
 def _plain(name: str) -> str:

@@ -448,11 +448,32 @@ def _model(attributes: Mapping[str, Any]) -> str:
 _ASKED = ("temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty", "stop_sequences")
 
 
+_OF_A_CALL = frozenset(
+    (
+        *(
+            "model",
+            "messages",
+            "input",
+            "instructions",
+            "id",
+            "object",
+            "created_at",
+            "completed_at",
+            "status",
+            "output",
+            "usage",
+        ),
+        *("previous_response_id", "metadata", "extra_headers", "error", "incomplete_details"),
+    )
+)
+"""Parameters of an invocation that are no settings: they are each call's, or hold keys."""
+
+
 def _settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
     settings = {name: attributes[f"gen_ai.request.{name}"] for name in _ASKED if f"gen_ai.request.{name}" in attributes}
     more = parsed(attributes.get("llm.invocation_parameters"))
     if isinstance(more, Mapping):
-        settings |= {str(k): v for k, v in more.items() if k not in ("model", "messages", "input")}
+        settings |= {str(k): v for k, v in more.items() if k not in _OF_A_CALL}
     tools = parsed(attributes.get("gen_ai.tool.definitions"))
     if not isinstance(tools, list):
         schemas = [parsed(_deep(tool, "tool", "json_schema")) for tool in nested(attributes, "llm.tools.")]
