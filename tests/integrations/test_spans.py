@@ -144,6 +144,40 @@ def test_calls_of_a_trace_are_one_attempt(form: Any, tmp_path: Path) -> None:
     assert view.failure is None
 
 
+def test_results_that_share_a_message(tmp_path: Path) -> None:
+    """The AI SDK writes the results of a step's calls into one message, and wraps its calls into a span that says the same."""
+
+    def wanted(city: str) -> dict[str, str]:
+        return {"toolCallId": city, "toolName": "weather", "input": json.dumps({"city": city})}
+
+    def gave(city: str) -> dict[str, Any]:
+        return {
+            "type": "tool-result",
+            "toolCallId": city,
+            "toolName": "weather",
+            "output": {"type": "text", "value": f"{city}: 4"},
+        }
+
+    cities = ("Oslo", "Rome")
+    history = [
+        {"role": "user", "content": [{"type": "text", "text": "Where is it warm?"}]},
+        {"role": "assistant", "content": [{"type": "tool-call", **wanted(city)} for city in cities]},
+        {"role": "tool", "content": [gave(city) for city in cities]},
+    ]
+    first = {
+        "ai.prompt.messages": json.dumps(history[:1]),
+        "ai.response.toolCalls": json.dumps([wanted(city) for city in cities]),
+    }
+    second = {"ai.prompt.messages": json.dumps(history), "ai.response.text": "In Rome."}
+    whole = {"ai.operationId": "ai.generateText", "ai.prompt": '{"prompt": "Where is it warm?"}', "ai.response.text": "In Rome."}
+    inner = {"ai.operationId": "ai.generateText.doGenerate", "ai.response.finishReason": "tool-calls"}
+    steps = [span(f"s{at}", {**inner, **said}, at, parentSpanId="all") for at, said in enumerate((first, second), 1)]
+    (view,) = read(write(tmp_path / "ai.jsonl", export(span("all", whole), *steps)), "otlp")
+    assert [role for role, _ in talk(view)] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert [call.arguments["city"] for call in view.messages[1].message.calls] == ["Oslo", "Rome"]
+    assert view.messages[1].nodes[0].stop == "stop"
+
+
 def test_messages_in_events_of_spans_and_of_logs(tmp_path: Path) -> None:
     calls = [([ASKED], LOOKED), ([ASKED, LOOKED, TOLD], SAID)]
     spans, records = [], []

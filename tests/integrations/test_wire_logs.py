@@ -189,9 +189,9 @@ def test_batch_answers_find_their_requests(tmp_path: Path) -> None:
     )
     file = jsonl(
         tmp_path / "out.jsonl",
+        {"id": "x", "custom_id": "c", "response": None, "error": expired},
         answer("b", {"object": "response", "output": output}),
         answer("a", {"choices": [{"message": SAID, "finish_reason": "stop"}, {"message": SAID, "finish_reason": "length"}]}),
-        {"id": "x", "custom_id": "c", "response": None, "error": expired},
     )
     assert convert.read_run(file, tmp_path / "run") == "openai-batch"
     with Run.open(tmp_path / "run") as run:

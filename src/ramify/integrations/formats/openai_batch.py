@@ -50,13 +50,11 @@ def read_batch(path: Path, folder: Path) -> int:
         if not answers:
             raise _lonely(path, len(requests))
         requests.look_beside(path)
-        trees: list[CallTrees] = []
+        draws = count()
 
         def add(run: Run, record: dict[str, Any], place: str, number: int) -> None:
-            if not trees:
-                trees.append(CallTrees(run, count()))
-            if _is_answer(record):
-                _add(run, record, place, trees[0], requests)
+            if _is_answer(record):  # no answer continues another
+                _add(run, record, place, CallTrees(run, draws), requests)
             elif not _is_request(record):
                 raise UserError(f"{place}: it is neither a request ('method', 'url', 'body') nor an answer ('response', 'error')")
 

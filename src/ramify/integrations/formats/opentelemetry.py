@@ -28,7 +28,7 @@ _WHOLE = ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs", "b
 _BIG = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"(resourceSpans|batches)"\s*:\s*\[')
 SILENT = (
     "set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true (TRACELOOP_TRACE_CONTENT=true for OpenLLMetry) where the agent "
-    "runs, and export logs beside spans where messages are events of logs"
+    "runs, and export logs into the file of the spans where messages are events of logs"
 )
 
 
@@ -250,13 +250,11 @@ def _kind(attributes: Mapping[str, Any], name: str) -> str:
         return "call"
     if operation == "execute_tool" or attributes.get("traceloop.span.kind") == "tool" or "ai.toolCall.name" in attributes:
         return "tool"
-    if operation in ("invoke_agent", "create_agent", "invoke_workflow") or attributes.get("traceloop.span.kind") in (
-        "agent",
-        "workflow",
-    ):
+    around = attributes.get("traceloop.span.kind") in ("agent", "workflow")
+    if operation in ("invoke_agent", "create_agent", "invoke_workflow") or around:
         return "agent"
-    if name.endswith((".doGenerate", ".doStream")) and name.startswith("ai."):
-        return "call"
+    if isinstance(operation := attributes.get("ai.operationId"), str):  # the AI SDK's
+        return "call" if operation.endswith((".doGenerate", ".doStream")) else "agent"
     if operation is None and any(key.startswith("gen_ai.prompt.") or key == "gen_ai.input.messages" for key in attributes):
         return "call"
     return ""

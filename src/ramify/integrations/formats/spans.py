@@ -37,7 +37,7 @@ from ramify.trace.node import AttemptRecord, Context, Insert, Node, Provenance, 
 
 STOPS: Mapping[str, str] = {
     **FINISHED,
-    **dict.fromkeys(("end_turn", "tool_use", "stop_sequence", "tool_call", "completed", "STOP"), "stop"),
+    **dict.fromkeys(("end_turn", "tool_use", "stop_sequence", "tool_call", "tool-calls", "completed", "STOP"), "stop"),
     **dict.fromkeys(("max_tokens", "MAX_TOKENS", "max_output_tokens", "incomplete"), "length"),
 }
 """Reasons why a reply ended, as providers write them -> a node's stop reason."""

@@ -43,6 +43,9 @@ _DOUBLED = ("tool_use", "tool_call", "function_call", "input_json_delta")
 """Parts of a content that repeat a call which stands in ``tool_calls``."""
 
 
+_RESULTS = ("tool_result", "tool-result", "toolResult", "function_call_output")
+
+
 class AnyOrder(ToolExchange):
     """Calls and results of a conversation that may be cut: a result may come without its call, an id be used again."""
 
@@ -254,20 +257,10 @@ def _part(part: Any) -> Any:
 def _results_apart(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """A message with several results of tools, or a result beside other parts, as a message each."""
     content = message.get("content")
-    results = (
-        [part for part in content if isinstance(part, Mapping) and part.get("type") == "tool_result"]
-        if isinstance(content, list)
-        else []
-    )
+    parts = content if isinstance(content, list) else []
+    results = [part for part in parts if isinstance(part, Mapping) and part.get("type") in _RESULTS]
     if not results:
         return [message]
-    rest = [part for part in content if not any(part is result for result in results)] if isinstance(content, list) else []
-    apart: list[Mapping[str, Any]] = [
-        {
-            "role": "tool",
-            "content": result.get("content"),
-            **({"tool_call_id": result["tool_call_id"]} if isinstance(result.get("tool_call_id"), str) else {}),
-        }
-        for result in results
-    ]
+    rest = [part for part in parts if not any(part is result for result in results)]
+    apart: list[Mapping[str, Any]] = [{"role": "tool", "content": [result]} for result in results]
     return [*apart, {**message, "content": rest}] if rest else apart
