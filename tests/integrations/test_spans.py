@@ -251,6 +251,20 @@ def test_a_trace_that_ends_with_a_tool_and_one_that_was_retried(tmp_path: Path) 
         assert [attempt.failure for attempt in run.attempts()] == [None]
 
 
+def test_a_limit_is_the_models(tmp_path: Path) -> None:
+    """What an agent raises where it ran out of turns cuts the attempt short, and is no failure."""
+    limit = {"name": "exception", "attributes": otlp_pairs({"exception.type": "agents.exceptions.MaxTurnsExceeded"})}
+    root = span("root", {"gen_ai.operation.name": "invoke_agent", "reward": 0.0}, status={"code": 2}, events=[limit])
+    (view,) = read(
+        write(tmp_path / "spans.jsonl", export(root, span("a", in_parts([ASKED], SAID), 1, parentSpanId="root"))), "otlp"
+    )
+    assert (view.cut, view.failure, view.reward) == (True, None, 0.0)
+    stuck = smith("a", "llm", {"messages": [ASKED]}, {"choices": [{"message": SAID}]}, 1)
+    graph = smith("root", "chain", {}, None, 0, None, error="GraphRecursionError('Recursion limit of 25 reached')")
+    (view,) = read(write(tmp_path / "runs.jsonl", graph, stuck), "langsmith")
+    assert (view.cut, view.failure) == (True, None)
+
+
 def test_a_trimmed_history_says_what_the_model_was_shown(tmp_path: Path) -> None:
     """The third call shows a summary instead of the beginning, and still the newest exchange: the attempt goes on below it."""
     more = {"role": "user", "content": "And in Rome?"}

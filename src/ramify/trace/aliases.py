@@ -44,7 +44,7 @@ _FAULT = re.compile(r"error|exception|fail|infra|crash|unavailable|rate_?limit|e
 #: Of a field of :data:`FAILURES`, which names what was raised, only these are the model's.
 _RAISED = re.compile(
     r"agent_?timeout|max_?(steps|turns|iterations|tokens)|(?<!rate)_?limits?_?exceeded|context_?(window|length)|over_?long|"
-    r"too_?many_?(steps|turns)"
+    r"too_?many_?(steps|turns)|graph_?recursion"
 )
 #: Fields of a record that say nothing of what was said or done: they are kept, and need no word.
 RECORD = frozenset(

@@ -16,7 +16,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -153,6 +153,8 @@ class CallTrees:
         before = next(iter(self.run.attempts(leaf=leaf)), None)
         if before is not None and before.failure is not None and judged.failure is None:
             judged = judged._replace(failure=before.failure)
+        if before is not None:  # its last message does not say that a limit ended it
+            before = replace(before, truncated=before.truncated or (judged.cut and judged.failure is None))
         end_attempt(self.run, self.run.node(leaf), judged, before)
 
     def _given(self, thread: Thread, message: Message, ends: Mapping[str, Any] | None = None) -> Node:
