@@ -38,7 +38,7 @@ FILES = {
         *("maze_recovery/theory_verbs.py:train", "maze_recovery/verbs.py:audit", "maze_recovery/verbs.py:build"),
         *("verify_or_ship/verbs.py:calibrate", "verify_or_ship/verbs.py:regimes_"),
         *("theory_loop/verbs.py:_export", "theory_loop/verbs.py:_register", "theory_loop/verbs.py:_simulate"),
-        *("world_model/preparing.py:prepare", "kernel_search/verbs.py:tune"),
+        "world_model/preparing.py:prepare",
     },
     "report": {
         *("crosscoder/verbs.py:show", "crosscoder/verbs.py:_ranking", "forensics/verbs.py:report_"),

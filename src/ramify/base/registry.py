@@ -36,6 +36,7 @@ KINDS = {
     "reader": "reads another tool's traces into a run",
     "writer": "writes a run for another tool",
     "player": "continues attempts in a method's run: which agent, in which environment",
+    "disassembler": "reads kernels as compiled for a chip that need not be here",
     "backend": "workers that attempts are played on",
     "method": "a published method",
     "assertion": "an assertion for tests of components and runs",
@@ -56,6 +57,7 @@ _CALLABLE = (
     "sandbox",
     "middleware",
     "player",
+    "disassembler",
     "assertion",
     "renderer",
 )

@@ -1,4 +1,4 @@
-"""Closed forms of the search, of the roofline, of occupancy, and of what counts as a gain."""
+"""Closed forms of the search, of the roofline, and of what counts as a gain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import contextlib
 import hashlib
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,11 @@ from ramify.methods.kernel_search.algorithm import (
     classify,
     gain_of_rounds,
     hit_rate,
-    occupancy,
     paired_gain,
     reward,
 )
 from ramify.methods.kernel_search.asm import loops
 from ramify.methods.kernel_search.kernelbench import is_problem
-from ramify.methods.kernel_search.ptx import accesses, entries
-from ramify.methods.kernel_search.sass import counts, functions_of, ptx_counts, usage_of
 from ramify.methods.kernel_search.task import evaluate, from_c, from_python, turned, window_of
 from ramify.methods.kernel_search.wall import INSIDE, disagreement
 
@@ -104,12 +100,6 @@ def test_the_roofline_is_the_lower_of_both_roofs() -> None:
     assert [classify(i, 100.0, 10.0) for i in (1.0, 10.0, 100.0)] == ["memory", "mixed", "compute"]
     assert classify(None, 1, 1) == "unknown"
     assert classify(1.0, 100.0, 10.0, overhead=0.3) == "launch"
-
-
-def test_occupancy_and_what_limits_it() -> None:
-    assert occupancy(4, 254, 0) == (2, 0.125, "registers")
-    assert occupancy(4, 32, 0)[:2] == (16, 1.0)
-    assert occupancy(4, 32, 64 * 1024) == (3, 0.1875, "shared memory")
 
 
 def test_equal_kernels_are_no_gain_and_a_quarter_is() -> None:
@@ -267,20 +257,6 @@ def test_a_turn_reorders_a_pool_as_the_supervisor_does(n: int, item: int, turn: 
         assert made != turned(pool, item, turn + 1)
 
 
-PTX = (Path(__file__).parent / "gpu/strided.ptx").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-@given(st.data())
-def test_damaged_ptx_is_followed_as_far_as_it_goes(data: st.DataObject) -> None:
-    at, size = data.draw(st.integers(0, len(PTX))), data.draw(st.integers(0, 60))
-    text = PTX[:at] + data.draw(st.text("0123456789abx%.,;[]{}()_ \n@-", max_size=12)) + PTX[at + size :]
-    for name in entries(text):
-        assert all(one.bytes >= 0 for one in accesses(text, name))
-    assert usage_of(text, "columns", "sm_90") is not None
-    assert functions_of(text) is not None
-
-
 @given(st.data())
 def test_a_damaged_file_is_a_task_or_a_sentence(data: st.DataObject) -> None:
     """Bytes cut out of, and put into, a kernel's source: its readers return, or say in one sentence what is wrong."""
@@ -291,5 +267,3 @@ def test_a_damaged_file_is_a_task_or_a_sentence(data: st.DataObject) -> None:
             read(text).shapes()
     assert not is_problem(text)
     assert isinstance(loops(text, "saxpy"), list)
-    assert counts(text) is not None
-    assert ptx_counts(text) is not None

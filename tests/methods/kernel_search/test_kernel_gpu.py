@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
-from ramify.methods.kernel_search import sass, tuning
+from ramify.methods.kernel_search.compiled import CompileTarget, is_compiled
 from ramify.methods.kernel_search.named import read_task
-from ramify.methods.kernel_search.ptx import DATA, OPEN, Access, accesses, block_of, entries
-from ramify.methods.kernel_search.report import GpuReading
-from ramify.methods.kernel_search.sass import counts, functions_of, is_gpu, nvidia_tool, ptx_counts, sass_metrics, usage_of
 from ramify.methods.kernel_search.task import from_python
-from ramify.methods.kernel_search.tools import GpuMetrics, KernelMetrics, examine
+from ramify.methods.kernel_search.tools import examine
 from ramify.methods.kernel_search.wall import Wall
+from ramify_experiments.kernel_search.nvidia import sass, tuning
+from ramify_experiments.kernel_search.nvidia.chips import occupancy
+from ramify_experiments.kernel_search.nvidia.ptx import DATA, OPEN, Access, accesses, block_of, entries
+from ramify_experiments.kernel_search.nvidia.reading import GpuReading
+from ramify_experiments.kernel_search.nvidia.sass import counts, functions_of, nvidia_tool, ptx_counts, sass_metrics, usage_of
+from ramify_experiments.kernel_search.nvidia.symptoms import GpuKernelMetrics, GpuMetrics
 
 GPU = Path(__file__).parent / "gpu"
 """Texts of the real tools, made from the .cu files beside them: nvcc 13.0 -lineinfo -arch=sm_90 -ptx (.ptx), ptxas -v (.usage),
@@ -81,6 +89,21 @@ def test_the_verb_reads_text_without_a_gpu(tmp_path: Path, capsys: pytest.Captur
     assert any(one.startswith("WarpStall: not measurable here") for one in found["not_measurable"])
 
 
+def test_occupancy_and_what_limits_it() -> None:
+    assert occupancy(4, 254, 0) == (2, 0.125, "registers")
+    assert occupancy(4, 32, 0)[:2] == (16, 1.0)
+    assert occupancy(4, 32, 64 * 1024) == (3, 0.1875, "shared memory")
+
+
+def test_without_the_experiments_one_sentence_says_what_is_missing() -> None:
+    command = [sys.executable, "-m", "ramify", "kernel-search"]
+    env = {**os.environ, "RAMIFY_PLUGINS": ""}
+    for words in (["diagnose", f"{GPU / 'strided.ptx'}:columns"], ["tune", "add.py:add", "BLOCK = 64"]):
+        done = subprocess.run([*command, *words], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 4
+        assert "ramify-experiments, which is not installed" in " ".join(done.stderr.split())
+
+
 def touched(name: str, kernel: str) -> list[Access]:
     return accesses((GPU / name).read_text(encoding="utf-8"), kernel)
 
@@ -114,6 +137,22 @@ def followed(*lines: str) -> list[Access]:
 def test_uses_of_a_bank_are_counted(size: str, step: int, conflicts: int) -> None:
     (one,) = followed("mov.u32 %r2, %laneid", f"mul.lo.s32 %r3, %r2, {step}", f"ld.shared.{size} {{%f1}}, [%r3+16]")
     assert one.conflicts == conflicts
+
+
+PTX = (GPU / "strided.ptx").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@given(st.data())
+def test_damaged_ptx_is_followed_as_far_as_it_goes(data: st.DataObject) -> None:
+    at, size = data.draw(st.integers(0, len(PTX))), data.draw(st.integers(0, 60))
+    text = PTX[:at] + data.draw(st.text("0123456789abx%.,;[]{}()_ \n@-", max_size=12)) + PTX[at + size :]
+    for name in entries(text):
+        assert all(one.bytes >= 0 for one in accesses(text, name))
+    assert usage_of(text, "columns", "sm_90") is not None
+    assert functions_of(text) is not None
+    assert counts(text) is not None
+    assert ptx_counts(text) is not None
 
 
 def test_addresses_are_followed_or_left_open() -> None:
@@ -176,7 +215,7 @@ def test_ptx_alone_is_diagnosed(capsys: pytest.CaptureFixture[str], monkeypatch:
 def test_spills_of_a_disassembly_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "spilled.sass"
     path.write_text((GPU / "spilled.sass").read_text() + (GPU / "spilled.listing").read_text(), encoding="utf-8")
-    assert is_gpu(str(path))
+    assert is_compiled(str(path))
     assert main(["kernel-search", "diagnose", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     tools = {one["tool"]: one for one in found["findings"]}
@@ -270,16 +309,16 @@ def test_configurations_worth_timing_are_written_for_autotune(
     kernel, out, read = tmp_path / "add.py", tmp_path / "configs.py", []
     kernel.write_text(TRITON.format(types="*fp32:16, *fp32:16, *fp32:16, i32, 1024"), encoding="utf-8")
 
-    def compiled(spec: str, arch: str, types: str, warps: int, stages: int | None, allow: bool) -> GpuReading:
-        block = int(types.rsplit(", ", 1)[1])
-        read.append((block, warps, stages))
+    def compiled(spec: str, target: CompileTarget) -> GpuReading:
+        block, warps = int(target.signature.rsplit(", ", 1)[1]), target.warps or 0
+        read.append((block, warps, target.stages))
         if block == 7:
             raise UserError("add.py: it does not compile: arange's range must be a power of 2")
         counts = {"LDL": 40 if block == 4096 else 0, "STL": 0, "instructions": 9}
         metrics = GpuMetrics(
-            arch, warps, 32, blocks=0 if warps == 16 else 4, occupancy=warps / 8, limiter="shared memory", counts=counts
+            target.arch, warps, 32, blocks=0 if warps == 16 else 4, occupancy=warps / 8, limiter="shared memory", counts=counts
         )
-        found = tuple(examine(KernelMetrics(sass=metrics))[0]) if block == 4096 else ()
+        found = tuple(examine(GpuKernelMetrics(sass=metrics))[0]) if block == 4096 else ()
         return GpuReading("add", metrics, (), found, ())
 
     monkeypatch.setattr(tuning, "read_gpu", compiled)

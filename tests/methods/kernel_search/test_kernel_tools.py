@@ -14,9 +14,10 @@ from ramify.methods.kernel_search.asm import Instruction, _chain, loops
 from ramify.methods.kernel_search.diagnosis import Roofs, class_of, floor_of, gather, remarks
 from ramify.methods.kernel_search.edits import TRANSFORMS
 from ramify.methods.kernel_search.task import from_c, from_python
-from ramify.methods.kernel_search.tools import GpuMetrics, KernelMetrics, Symptom, examine, tool
+from ramify.methods.kernel_search.tools import KernelMetrics, Symptom, examine, tool
 from ramify.methods.kernel_search.transforms import for_loops, variants
 from ramify.methods.kernel_search.wall import Built, Code, Wall
+from ramify_experiments.kernel_search.nvidia.symptoms import GpuKernelMetrics, GpuMetrics
 from tests.methods.kernel_search.kernels import ARGMAX, COLUMNS, CREEP, EXP, SUM
 
 AVX2 = ("-O3", "-march=x86-64-v3")
@@ -90,7 +91,7 @@ def test_missing_metrics_are_said_and_never_raise() -> None:
     found, missing = examine(KernelMetrics())
     assert found == []
     assert len(missing) == len([one for one in tools.TOOLS.values() if one.tier.startswith("C")])
-    found, missing = examine(KernelMetrics(sass=GpuMetrics(warps=4, registers=32)))
+    found, missing = examine(GpuKernelMetrics(sass=GpuMetrics(warps=4, registers=32)))
     assert found == []
     assert any("WarpStall: not measurable here, it needs hardware counters" in one for one in missing)
 
@@ -109,7 +110,7 @@ def test_a_tool_is_one_decorated_function(monkeypatch: pytest.MonkeyPatch) -> No
     for more, said in (
         ({"prescription": " "}, "no prescription"),
         ({"tier": "Z9"}, "which is none"),
-        ({"needs": ("mood",)}, "no metric"),
+        ({"needs": ("mood",)}, "not a metric"),
     ):
         with pytest.raises(UserError, match=said):
             tool(**{"tier": "C1", "category": "latency", "prescription": "x", "check": "y", **more})(takes_long)  # type: ignore[arg-type]

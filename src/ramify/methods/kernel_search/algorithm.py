@@ -1,4 +1,4 @@
-"""Pure functions of kernel-search: roofline, occupancy, what counts as a gain, reward, and the tree of candidates.
+"""Pure functions of kernel-search: roofline, what counts as a gain, reward, and the tree of candidates.
 
 Sections are those of docs/methods/kernel-search-evidence.md, which follows arXiv 2606.26453;
 constants that the paper does not give are ours.
@@ -7,7 +7,7 @@ constants that the paper does not give are ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -60,7 +60,7 @@ class KernelSearchConfig(Config):
     a model is shown like code of it; empty: none."""
 
 
-# -- roofline and occupancy (sections 3.3 and 3.5)
+# -- roofline (section 3.3)
 # ---------------------------------------------------------------------------------
 
 
@@ -81,47 +81,6 @@ def classify(intensity: float | None, peak: float, bandwidth: float, overhead: f
     ridge = peak / bandwidth
     kind: Class = "mixed" if 0.5 * ridge <= intensity <= 2 * ridge else "compute" if intensity > ridge else "memory"
     return kind
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Limits of one streaming multiprocessor."""
-
-    threads: int = 2048
-    registers: int = 65536
-    shared: int = 228 * 1024
-    reserved: int = 1024
-    """Shared memory that each block takes besides its own."""
-    blocks: int = 32
-
-
-DEVICES: Mapping[str, Device] = {
-    "sm_80": Device(shared=164 * 1024),
-    "sm_86": Device(threads=1536, shared=100 * 1024, blocks=16),
-    "sm_89": Device(threads=1536, shared=100 * 1024, blocks=24),
-    "sm_90": Device(),
-    "sm_100": Device(),
-    "sm_120": Device(threads=1536, shared=100 * 1024, blocks=24),
-}
-
-
-def occupancy(warps: int, registers: int, shared: int, device: Device | None = None) -> tuple[int, float, str]:
-    """(blocks a multiprocessor, share of its threads, what limits) of blocks of ``warps`` with so many registers a thread and
-    bytes of shared memory.
-
-    Registers are given out 256 a warp, so 8 a thread; shared memory in KiB.
-    """
-    device = device or Device()
-    threads = warps * 32
-    per_warp = -(-registers * 32 // 256) * 256
-    limits = {
-        "threads": device.threads // threads,
-        "registers": device.registers // max(1, per_warp * warps),
-        "shared memory": device.shared // (-(-shared // 1024) * 1024 + device.reserved) if shared else device.blocks,
-        "blocks": device.blocks,
-    }
-    limiter = min(limits, key=lambda name: limits[name])
-    return limits[limiter], limits[limiter] * threads / device.threads, limiter
 
 
 # -- what counts as a gain (section 3.8)

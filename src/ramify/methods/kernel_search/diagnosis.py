@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
@@ -18,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from ramify.base import codec
-from ramify.base.errors import InfrastructureError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
 from ramify.methods.kernel_search.algorithm import NOISE, Class, attainable, classify
 from ramify.methods.kernel_search.asm import Loop, cache_lines, functions, loops, mca_cycles, reached
+from ramify.methods.kernel_search.compiled import disassembler
 from ramify.methods.kernel_search.report import DiagnosedKernel, DiagnosedLoop, Roofline
-from ramify.methods.kernel_search.sass import nvidia_tool
 from ramify.methods.kernel_search.task import KernelTask, evaluate, scalar_values
 from ramify.methods.kernel_search.tools import TIERS, KernelMetrics, Prescription, examine
 from ramify.methods.kernel_search.wall import COMPILING, INSIDE, Built, Code, Wall, WallTrial
@@ -194,24 +193,19 @@ def tiers() -> dict[str, Tier]:
             torch := find_spec("torch") is not None,
             "operators counted as torch calls them" if torch else "off: torch is not installed",
         ),
-        "G0": gpu_tools(),
+        "G0": _disassembled(),
         "G1": (has("nvidia-smi"), "a GPU" if has("nvidia-smi") else "off: no GPU here"),
         "G2": (has("ncu"), "ncu" if has("ncu") else "off: no ncu here, so stall reasons are not known"),
     }
     return {name: Tier(TIERS[name], *one) for name, one in here.items()}
 
 
-def gpu_tools() -> tuple[bool, str]:
-    """Whether kernels of a GPU can be read without one, and by what; what is missing, and what it would add."""
-    adds = {
-        "nvcc": "CUDA is not compiled",
-        "ptxas": "PTX alone has no registers",
-        "nvdisasm": "there is no machine code",
-        "cuobjdump": "a cubin is not read",
-    }
-    here = [name for name in adds if nvidia_tool(name)] + ["Triton"] * any((Path(one) / "triton").is_dir() for one in sys.path)
-    lacks = "; ".join(f"{name} is missing, so {what}" for name, what in adds.items() if name not in here)
-    return bool(here), ", ".join(here or ["PTX and SASS are read as text"]) + (f"; {lacks}" if lacks else "")
+def _disassembled() -> tuple[bool, str]:
+    """Whether compiled kernels of a GPU can be read here, and by what."""
+    try:
+        return disassembler().tools()
+    except NeedsError as error:
+        return False, f"off: {error}"
 
 
 async def gather(

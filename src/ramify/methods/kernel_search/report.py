@@ -9,30 +9,24 @@ from ramify.base.errors import EXIT_DONE, EXIT_FAILED
 from ramify.base.words import plural
 from ramify.methods.kernel_search.algorithm import Class, Gain
 from ramify.methods.kernel_search.asm import Loop
-from ramify.methods.kernel_search.ptx import Access
-from ramify.methods.kernel_search.tools import GpuMetrics, Prescription
+from ramify.methods.kernel_search.tools import Prescription
 from ramify.methods.kernel_search.wall import Code
 from ramify.render.markdown import fenced, markdown
 from ramify.render.numbers import percent
-from ramify.render.result import Cell, Grid, Result, Section, Verbatim, table
+from ramify.render.result import Grid, Result, Section, Verbatim, table
 
 MOST_ROWS = 20
-INSTRUCTIONS = (
-    *("instructions", "LDG32", "LDG64", "LDG128", "STG32", "STG64", "STG128"),
-    *("HMMA", "HGMMA", "FFMA", "LDL", "STL", "BAR"),
-)
-"""Of a GPU, whose counts a reader is shown."""
-
 
 # -- diagnoses -----------------------------------------------------------------------------------------------------------------
 
 
-def _findings(found: Sequence[Prescription]) -> Grid | str:
+def findings_table(found: Sequence[Prescription]) -> Grid | str:
+    """A row a finding, or that there is none."""
     rows = [(one.severity, one.tool, one.where, one.cause, one.prescription) for one in found]
     return table(("", "tool", "where", "cause", "what to do"), rows) if rows else "no tool found anything"
 
 
-def _together(missing: Sequence[str]) -> str:
+def grouped_by_reason(missing: Sequence[str]) -> str:
     """Tools that are not measurable for the same reason on one line."""
     named: dict[str, list[str]] = {}
     for one in missing:
@@ -90,35 +84,7 @@ class DiagnosedKernel(Result):
         if self.roofline is not None:
             said += f", {percent(self.roofline.share_of_roof, 0)} of its roof"
         skipped = f"not compared, the original itself is off there: {', '.join(self.skipped)}" if self.skipped else ""
-        yield Section.of("", said, _findings(self.findings), _together(self.not_measurable), skipped)
-
-
-@dataclass(frozen=True)
-class GpuReading(Result):
-    """What a GPU kernel's PTX and machine code tell without a GPU."""
-
-    kernel: str
-    metrics: GpuMetrics
-    accesses: tuple[Access, ...]
-    findings: tuple[Prescription, ...]
-    not_measurable: tuple[str, ...]
-
-    def sections(self) -> Iterable[Section]:
-        """The metrics, loads and stores that fetch more than they use or are not known, the findings."""
-        m = self.metrics
-        rows: list[tuple[str, Cell]] = [("registers", m.registers), ("stack", m.stack), ("shared", m.shared), ("warps", m.warps)]
-        rows += [("occupancy", m.occupancy), ("limiter", m.limiter), ("blocks", m.blocks)]
-        rows += [(name, m.count(name)) for name in INSTRUCTIONS]
-        touched: dict[tuple[Cell, ...], None] = {}  # equal ones once
-        for one in self.accesses:
-            if one.why or (one.sectors or 0) > (one.ideal or 0) or (one.conflicts or 1) > 1:
-                told = f"{one.sectors} for {one.ideal}" if one.sectors else ""
-                stride = "" if one.stride is None else one.stride
-                touched[one.line, one.op, one.bytes, stride, told, one.conflicts or "", one.why] = None
-        columns = ("line", "access", "bytes", "apart", "sectors", "bank", "")
-        yield Section.of(
-            "", table(("", ""), rows), table(columns, touched), _findings(self.findings), _together(self.not_measurable)
-        )
+        yield Section.of("", said, findings_table(self.findings), grouped_by_reason(self.not_measurable), skipped)
 
 
 @dataclass(frozen=True)

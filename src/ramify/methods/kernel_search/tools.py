@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 from ramify.base import codec
 from ramify.base.errors import UserError
-from ramify.methods.kernel_search.algorithm import DEVICES, Class, occupancy
+from ramify.methods.kernel_search.algorithm import Class
 from ramify.methods.kernel_search.asm import Loop
-from ramify.methods.kernel_search.ptx import DATA, Access
 from ramify.trace.node import Finding
 
 Severity = Literal["info", "warn", "critical"]
@@ -38,38 +37,25 @@ LIBM = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMetrics:
-    """What machine code and resource usage of a GPU kernel tell."""
-
-    arch: str = ""
-    warps: int = 4
-    registers: int = 0
-    """A thread."""
-    shared: int = 0
-    """Bytes a block."""
-    stack: int = 0
-    """Bytes a thread."""
-    spilled: int = 0
-    """Bytes, as ptxas tells them."""
-    blocks: int | None = None
-    """That fit a multiprocessor; None before registers are given out."""
-    occupancy: float | None = None
-    limiter: str = ""
-    dot: bool = False
-    """It computes a matrix product."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Instruction -> how many; ``instructions`` is all of them."""
-
-    def count(self, *names: str) -> int:
-        """How many instructions of these kinds there are."""
-        return sum(self.counts.get(name, 0) for name in names)
-
-
 @dataclass(frozen=True)
 class KernelMetrics:
     """What was measured of one build. None: not measured."""
 
+    WORDS: ClassVar[Mapping[str, str]] = {
+        "loops": "a disassembly",
+        "cache": "cachegrind",
+        "mca": "llvm-mca",
+        "seconds": "timing",
+        "overhead": "timing",
+        "bandwidth": "measured roofs",
+        "remarks": "the compiler's remarks",
+        "peak": "measured roofs",
+        "faults": "page faults of timed calls",
+        "flops": "declared flops",
+        "operators": "a call whose operators torch counts",
+        "simulated_bytes": "a simulated call",
+    }
+    """Field -> what it takes to know it, as a reader is told."""
     loops: tuple[Loop, ...] | None = None
     remarks: Mapping[int, tuple[str, ...]] | None = None
     """Source line -> what the compiler says of its loop."""
@@ -98,16 +84,10 @@ class KernelMetrics:
     """Floating-point arguments are all float, none double."""
     simd: int = 256
     """Bits of the widest vector of the target."""
-    sass: GpuMetrics | None = None
-    """Of a GPU kernel's machine code, see ramify.methods.kernel_search.sass."""
     operators: Mapping[str, Sequence[int]] | None = None
     """Operator of a torch kernel -> (calls, bytes that they read and write)."""
     torch: bool = False
     """It is a torch kernel, so tools of tier T0 fit."""
-    accesses: Sequence[Access] | None = None
-    """Of a GPU kernel what a warp touches at each load and store, read from PTX."""
-    counters: Mapping[str, float] | None = None
-    """Hardware counters, where someone has them: never needed."""
     file: str = ""
 
     def share(self, line: int) -> float | None:
@@ -182,7 +162,8 @@ class Prescription:
         )
 
 
-Read = Callable[[KernelMetrics], Symptom | None]
+Read = Callable[[Any], Symptom | None]
+"""Takes the metrics that its tool is registered for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +180,8 @@ class ProfileTool:
     transforms: tuple[str, ...]
     gain: tuple[float, float] | None
     check: str
+    metrics: type[KernelMetrics] = KernelMetrics
+    """What it reads."""
 
 
 TOOLS: dict[str, ProfileTool] = {}
@@ -214,11 +197,12 @@ def tool(
     needs: Sequence[str] = ("loops",),
     transforms: Sequence[str] = (),
     gain: tuple[float, float] | None = None,
+    metrics: type[KernelMetrics] = KernelMetrics,
 ) -> Callable[[Read], Read]:
     """Register a function ``KernelMetrics -> Symptom | None`` as a tool, under its name in capitals.
 
-    ``needs`` are the metrics it reads. Raises UserError on a tool without a prescription or without a check, of an unknown tier,
-    or that needs a metric that there is none: a diagnosis without an instruction is noise.
+    ``needs`` are the fields of ``metrics`` that it reads. Raises UserError on a tool without a prescription or without a check,
+    of an unknown tier, or that needs a metric that there is none: a diagnosis without an instruction is noise.
     """
 
     def register(function: Read) -> Read:
@@ -229,13 +213,13 @@ def tool(
             )
         if tier not in TIERS:
             raise UserError(f"the tool {name} is of tier '{tier}', which is none: {', '.join(TIERS)}")
-        unknown = [need for need in needs if need not in KernelMetrics.__dataclass_fields__]
+        known = [each.name for each in fields(metrics)]
+        unknown = [need for need in needs if need not in known]
         if unknown:
-            raise UserError(
-                f"the tool {name} needs '{unknown[0]}', which is no metric: {', '.join(KernelMetrics.__dataclass_fields__)}"
-            )
+            raise UserError(f"the tool {name} needs '{unknown[0]}', which is not a metric: {', '.join(known)}")
         TOOLS[name] = ProfileTool(
-            name, function, tier, category, frozenset(affinity), tuple(needs), prescription, tuple(transforms), gain, check
+            *(name, function, tier, category, frozenset(affinity), tuple(needs), prescription, tuple(transforms), gain, check),
+            metrics,
         )
         return function
 
@@ -246,8 +230,7 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
     """What every tool that fits the class says, worst first, and what is not measurable here."""
     found, missing = [], []
     for one in TOOLS.values() if tools is None else tools:
-        gpu = one.tier.startswith("G")
-        if gpu != (metrics.sass is not None) or (one.tier == "T0" and not metrics.torch):
+        if one.metrics is not type(metrics) or (one.tier == "T0" and not metrics.torch):
             continue
         if metrics.klass not in ("unknown", "launch") and one.category not in ALWAYS and metrics.klass not in one.affinity:
             continue
@@ -255,7 +238,7 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
         if absent:
             missing.append(
                 f"{one.name}: not measurable here, it needs "
-                f"{' and '.join(dict.fromkeys(_WORDS.get(need, need) for need in absent))} ({TIERS[one.tier]})"
+                f"{' and '.join(dict.fromkeys(metrics.WORDS.get(need, need) for need in absent))} ({TIERS[one.tier]})"
             )
             continue
         seen = one.read(metrics)
@@ -281,24 +264,6 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
                 )
             )
     return sorted(found, key=lambda one: (-WEIGHT[one.severity], -(one.share or 0))), missing
-
-
-_WORDS = {
-    "loops": "a disassembly",
-    "cache": "cachegrind",
-    "mca": "llvm-mca",
-    "seconds": "timing",
-    "overhead": "timing",
-    "bandwidth": "measured roofs",
-    "remarks": "the compiler's remarks",
-    "counters": "hardware counters",
-    "peak": "measured roofs",
-    "faults": "page faults of timed calls",
-    "flops": "declared flops",
-    "accesses": "PTX",
-    "operators": "a call whose operators torch counts",
-    "simulated_bytes": "a simulated call",
-}
 
 
 def _loop(metrics: KernelMetrics, test: Callable[[Loop], bool]) -> Loop | None:
@@ -730,226 +695,3 @@ def copied_tensors(m: KernelMetrics) -> Symptom | None:
         0,
         "critical" if share >= 0.4 else "warn",
     )
-
-
-# -- NVIDIA: what machine code and resource usage tell (G0), and what they do not
-# ----------------------------------------------------
-
-
-@tool(tier="G0", category="latency", needs=("sass",), check="LDL and STL", gain=(1.1, 2.0),
-    transforms=("fewer-warps-tile", "stages"),
-      prescription="Use a smaller tile or more warps, so that accumulators fit the registers.")  # fmt: skip
-def gpu_register_spill(m: KernelMetrics) -> Symptom | None:
-    """Local memory holds what registers do not (the stack of the resource listing, not LOCAL)."""
-    s = m.sass or GpuMetrics()
-    moves = s.count("LDL", "STL") or s.spilled // 4  # ptxas tells bytes where there is no disassembly
-    if not moves:
-        return None
-    return Symptom(
-        f"{moves} moves to and from local memory, {s.stack} bytes of stack a thread",
-        {"LDL+STL": (moves, "", "SASS")},
-        0,
-        "critical" if moves >= 16 else "warn",
-    )
-
-
-@tool(
-    tier="G0",
-    category="occupancy",
-    needs=("sass",),
-    check="analytic occupancy",
-    gain=(1.1, 2.0),
-    transforms=("warps", "tile-size", "stages"),
-    prescription="Use less of what limits: fewer registers a thread, less shared memory a block, or another number of warps.",
-)
-def occupancy_limiter(m: KernelMetrics) -> Symptom | None:
-    """Few blocks fit a multiprocessor; names what limits."""
-    s = m.sass or GpuMetrics()
-    blocks, share, limiter = occupancy(s.warps, s.registers, s.shared, DEVICES.get(s.arch))
-    if share >= 0.5:
-        return None
-    return Symptom(
-        f"occupancy {share:.1%}: {blocks} blocks fit a multiprocessor, limited by {limiter}",
-        {"occupancy": (share, "", "computed")},
-        0,
-        "warn",
-    )
-
-
-@tool(tier="G0", category="compute", needs=("sass",), check="HMMA, HGMMA or QGMMA", gain=(2.0, 8.0),
-    transforms=("dot-precision", "tile-size"), affinity=("compute", "mixed"),
-      prescription="Use tensor cores: operands of 16 bits or TF32, tiles of at least 16 (Hopper's warp-group form: 64 x 8 x 16 "
-                   "and 4 warps).")  # fmt: skip
-def tensor_core(m: KernelMetrics) -> Symptom | None:
-    """Matrix work without matrix instructions, or with the old ones."""
-    s = m.sass or GpuMetrics()
-    if not s.dot:
-        return None
-    if not s.count("HMMA", "HGMMA"):
-        return Symptom("a matrix product, and no tensor-core instruction", {"FFMA": (s.count("FFMA"), "", "SASS")}, 0, "critical")
-    if s.arch == "sm_90" and not s.count("HGMMA"):
-        return Symptom(
-            "the matrix product uses HMMA; this chip has the faster HGMMA", {"HMMA": (s.count("HMMA"), "", "SASS")}, 0, "warn"
-        )
-    return None
-
-
-@tool(tier="G0", category="memory", needs=("sass",), check="128-bit loads", gain=(1.05, 1.5),
-    transforms=("divisibility", "block-size"), affinity=("memory", "mixed", "latency", "unknown"),
-      prescription="Let addresses be multiples of 16 bytes and say so (Triton: arguments divisible by 16); give each thread 4 "
-                   "neighbouring floats.")  # fmt: skip
-def vectorization(m: KernelMetrics) -> Symptom | None:
-    """Global memory is read in words instead of 128 bits."""
-    s = m.sass or GpuMetrics()
-    narrow, wide = s.count("LDG32", "STG32"), s.count("LDG128", "STG128")
-    if narrow < 4 or narrow <= 4 * wide:
-        return None
-    return Symptom(
-        f"{narrow} accesses of 32 bits or less and {wide} of 128 bits",
-        {"narrow": (narrow, "", "SASS"), "wide": (wide, "", "SASS")},
-        0,
-        "critical" if not wide else "warn",
-    )
-
-
-@tool(tier="G0", category="occupancy", needs=("sass",), check="registers a thread", transforms=("tile-size", "warps"),
-      prescription="Split the work of a thread, or allow fewer registers (maxnreg).")  # fmt: skip
-def high_register_usage(m: KernelMetrics) -> Symptom | None:
-    """A thread takes most of what it may."""
-    registers = (m.sass or GpuMetrics()).registers
-    return (
-        Symptom(f"{registers} of 255 registers a thread", {"registers": (registers, "", "SASS")}, 0, "info")
-        if registers > 0.75 * 255
-        else None
-    )
-
-
-@tool(tier="G0", category="latency", needs=("sass",), check="barriers an instruction", transforms=("stages", "warps"),
-      prescription="Synchronize less often: larger tiles a stage, warp-level primitives, asynchronous copies.")  # fmt: skip
-def barrier_density(m: KernelMetrics) -> Symptom | None:
-    """Many barriers for the work between them."""
-    s = m.sass or GpuMetrics()
-    share = s.count("BAR") / max(1, s.count("instructions"))
-    return (
-        Symptom(f"one instruction in {1 / share:.0f} is a barrier", {"share": (share, "", "SASS")}, 0, "warn")
-        if share > 0.02 and s.count("BAR") > 4
-        else None
-    )
-
-
-@tool(tier="G0", category="latency", needs=("sass",), check="BSSY and BSYNC", transforms=("block-size",),
-      prescription="Replace branches on data by predicates or selects.")  # fmt: skip
-def divergence(m: KernelMetrics) -> Symptom | None:
-    """Many places where the threads of a warp part."""
-    s = m.sass or GpuMetrics()
-    share = s.count("BSSY") / max(1, s.count("instructions"))
-    return (
-        Symptom(f"threads of a warp part and meet again at {s.count('BSSY')} places", {"share": (share, "", "SASS")}, 0, "warn")
-        if share > 0.03
-        else None
-    )
-
-
-def _worst(m: KernelMetrics, rate: Callable[[Access], float]) -> Access | None:
-    """The access of the highest rate."""
-    return max(m.accesses or (), key=rate, default=None)
-
-
-def _wasted(one: Access) -> float:
-    return (one.sectors or 0) / one.ideal if one.ideal else 0.0
-
-
-@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="sectors a warp touches", gain=(1.5, 8.0),
-    affinity=("memory", "mixed", "latency", "compute"),
-      prescription="Let neighbouring threads read neighbouring words: give the fastest index to threadIdx.x, or read a tile "
-                   "into shared memory by rows.")  # fmt: skip
-def strided_global(m: KernelMetrics) -> Symptom | None:
-    """Threads of a warp touch more sectors of 32 bytes than their data fill."""
-    one = _worst(m, _wasted)
-    if one is None or _wasted(one) < 2:
-        return None
-    apart = f": neighbouring threads are {abs(one.stride)} bytes apart" if one.stride is not None else ""
-    return Symptom(
-        f"{one.op} touches {one.sectors} sectors of 32 bytes for data that fill {one.ideal}{apart}",
-        {"sectors": (one.sectors or 0, "a warp", "PTX"), "ideal": (one.ideal or 0, "a warp", "PTX")},
-        one.line,
-        "critical" if _wasted(one) >= 4 else "warn",
-    )
-
-
-@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="uses of the busiest bank", gain=(1.1, 3.0),
-    affinity=("memory", "mixed", "latency", "compute"),
-      prescription="Pad the rows of the shared tile by one word (32 columns: 33), or swizzle its columns.")  # fmt: skip
-def bank_conflict(m: KernelMetrics) -> Symptom | None:
-    """Threads of a warp use one bank of shared memory at once."""
-    one = _worst(m, lambda access: access.conflicts or 0)
-    if one is None or (one.conflicts or 0) < 2:
-        return None
-    return Symptom(
-        f"{one.op} uses one bank {one.conflicts} times for one request",
-        {"conflicts": (one.conflicts or 0, "a request", "PTX")},
-        one.line,
-        "critical" if (one.conflicts or 0) >= 8 else "warn",
-    )
-
-
-@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="loads whose address is data",
-    affinity=("memory", "mixed", "latency"),
-      prescription="Sort or bin the indices so that neighbouring threads read neighbouring words, or stage the table in shared "
-                   "memory.")  # fmt: skip
-def gathered_global(m: KernelMetrics) -> Symptom | None:
-    """Global addresses come out of memory, so how many sectors they touch depends on the data."""
-    found = [one for one in m.accesses or () if one.why == DATA and one.op.endswith("global")]
-    if not found:
-        return None
-    return Symptom(
-        f"{found[0].op} takes its address from memory: its sectors depend on the data",
-        {"loads": (len(found), "", "PTX")},
-        found[0].line,
-        "info",
-    )
-
-
-def _counters(name: str, category: str, key: str, least: float, what: str, do: str) -> None:
-    """A published tool that reads hardware counters: without them it says that it is not measurable."""
-
-    def read(m: KernelMetrics) -> Symptom | None:
-        value = (m.counters or {}).get(key)
-        return None if value is None or value <= least else Symptom(f"{what} {value:.0%}", {key: (value, "share", "ncu")})
-
-    read.__name__ = name
-    tool(tier="G2", category=category, needs=("sass", "counters"), check=key, prescription=do)(read)
-
-
-_counters(
-    "warp_stall",
-    "latency",
-    "stall",
-    0.4,
-    "the dominant stall takes",
-    "Break the chain that the stall names: more independent work a thread, or asynchronous copies.",
-)
-_counters(
-    "memory_coalescing", "memory", "l1_miss", 0.7, "first-level misses are", "Let neighbouring threads read neighbouring words."
-)
-_counters(
-    "shared_mem_tiling", "memory", "reread", 0.5, "words read again from global memory are", "Keep a tile in shared memory."
-)
-_counters("high_dram_throughput", "memory", "dram", 0.8, "DRAM is busy for", "Move fewer bytes: fuse, or use a smaller type.")
-_counters(
-    "uncoalesced",
-    "memory",
-    "sectors",
-    1.2,
-    "sectors a request against the ideal are",
-    "Let a warp's addresses fill whole sectors.",
-)
-_counters("launch_overhead", "launch", "launch", 0.2, "launches take", "Fuse kernels, or use a graph.")
-_counters(
-    "tail_wave",
-    "launch",
-    "tail",
-    0.2,
-    "multiprocessors that idle in the last wave are",
-    "Choose a grid that fills the multiprocessors.",
-)

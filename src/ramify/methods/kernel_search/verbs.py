@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,20 +12,19 @@ from ramify.base.progress import Progress
 from ramify.base.waiting import wait_for
 from ramify.kit import RunArgument, Seed, Verbs, argument, find_run, only_for, option
 from ramify.methods.kernel_search.algorithm import KernelSearchConfig
+from ramify.methods.kernel_search.compiled import CHIP, CompileTarget, disassembler, is_compiled
 from ramify.methods.kernel_search.report import (
     BenchedKernel,
     CandidateCode,
     CountedLoops,
     DiagnosedKernel,
-    GpuReading,
     SearchedKernel,
     SearchExplained,
     ToolRate,
     TreeRow,
     comment,
 )
-from ramify.methods.kernel_search.tuning import TunedKernel
-from ramify.render.result import Cell
+from ramify.render.result import Cell, Result
 from ramify.render.terminal import progress
 
 if TYPE_CHECKING:
@@ -62,7 +60,6 @@ Sizes = Annotated[
     ),
 ]
 Allow = Annotated[bool, option("--allow-unsandboxed", help="Run candidates with limits only where nothing isolates.")]
-CHIP = "sm_90"
 Signature = Annotated[
     str | None,
     option(
@@ -121,20 +118,20 @@ def diagnose(
     warps: Warps = None,
     stages: Stages = None,
     allow_unsandboxed: Allow = False,
-) -> DiagnosedKernel | GpuReading | CountedLoops:
+) -> DiagnosedKernel | CountedLoops | Result:
     """Why a kernel is slow: its class, its roofs, findings with what to do about each, and what is not measurable here.
 
-    A kernel of a GPU is read as compiled, without a GPU: spills, occupancy and its limiter, tensor cores, what a warp touches.
+    A kernel of a GPU is read as compiled, without a GPU: spills, occupancy and its limiter, tensor cores, what a warp touches
+    (needs the distribution ramify-experiments).
     Of a shared object, an object file or a program, and with --loops of a C file, the innermost loops of the function are
     counted: never the whole symbol.
     """
     from ramify.methods.kernel_search.assembly import is_elf
-    from ramify.methods.kernel_search.sass import is_gpu, read_gpu
 
     timed = {"ref": ref, "size": size, "no_simulate": simulate is False, "pairs": pairs, "seed": seed}
     of_gpu = {"arch": arch, "signature": signature, "warps": warps, "stages": stages}
     file, _, symbol = kernel.rpartition(":")
-    path, compiled = Path(file or kernel), is_gpu(kernel)
+    path, compiled = Path(file or kernel), is_compiled(kernel)
     if loops or (not compiled and is_elf(path)):
         only_for("machine code", **timed, **of_gpu)
         if not file:
@@ -143,7 +140,7 @@ def diagnose(
     only_for("diagnose without --loops", flags=flags)
     if compiled or (path.suffix == ".py" and any(of_gpu.values())):
         only_for("a kernel of a GPU", **timed)
-        return read_gpu(kernel, arch or CHIP, signature or "", warps, stages, allow_unsandboxed)
+        return disassembler().read(kernel, CompileTarget(arch or CHIP, signature or "", warps, stages, allow_unsandboxed))
     only_for("a kernel that is run here", **of_gpu)
     from ramify.methods.kernel_search import diagnosis
     from ramify.methods.kernel_search.wall import Wall
@@ -173,20 +170,12 @@ def tune(
     warps: Warps = None,
     stages: Stages = None,
     allow_unsandboxed: Allow = False,
-) -> TunedKernel:
+) -> Result:
     """Which configurations of a Triton kernel are worth timing on a GPU? Each is compiled, without one, and its machine code
-    read: what does not compile, does not fit or spills registers where another does not is left out."""
-    from ramify.methods.kernel_search import tuning
+    read: what does not compile, does not fit or spills registers where another does not is left out.
 
-    named = tuning.choices_of(choices)
-    total = math.prod(map(len, named.values()))
-    with progress("tune", total, "configurations", kept="nothing was written") as bar:
-        found = tuning.tuned(
-            kernel, named, arch, signature or "", warps, stages, allow_unsandboxed=allow_unsandboxed, progress=bar.at
-        )
-    if out is not None:
-        write_whole(out, tuning.configs_file(kernel, arch, found))
-    return TunedKernel(kernel, arch, tuple(found), "" if out is None else str(out))
+    Needs the distribution ramify-experiments."""
+    return disassembler().tune(kernel, choices, CompileTarget(arch, signature or "", warps, stages, allow_unsandboxed), out)
 
 
 def _search_plan(

@@ -23,16 +23,18 @@ from ramify.base import codec
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import read_small
 from ramify.base.waiting import wait_for
-from ramify.methods.kernel_search.algorithm import DEVICES, occupancy
-from ramify.methods.kernel_search.ptx import accesses, block_of, entries
-from ramify.methods.kernel_search.report import GpuReading
-from ramify.methods.kernel_search.tools import GpuMetrics, KernelMetrics, examine
-from ramify.methods.kernel_search.wall import INSIDE, packages
+from ramify.methods.kernel_search.compiled import SIGNATURE, CompileTarget, text_of
+from ramify.methods.kernel_search.tools import examine
+from ramify.methods.kernel_search.wall import packages
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits
+from ramify_experiments.kernel_search.nvidia.chips import DEVICES, occupancy
+from ramify_experiments.kernel_search.nvidia.ptx import accesses, block_of, entries
+from ramify_experiments.kernel_search.nvidia.reading import GpuReading
+from ramify_experiments.kernel_search.nvidia.symptoms import GpuKernelMetrics, GpuMetrics
 
 _SASS = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.M)
-_SIGNATURE = re.compile(r"^\s*#\s*ramify:\s*signature\s+([^;\n]+)(?:;\s*warps\s+(\d+))?", re.M)
+INSIDE = Path(__file__).parent / "inside"
 _USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)")
 
 
@@ -97,28 +99,12 @@ def _highest(sass: str) -> int:
     return max((int(one) for one in re.findall(r"\bR(\d+)\b", sass)), default=0)
 
 
-def is_gpu(spec: str) -> bool:
-    """Whether ``FILE:KERNEL`` is read as compiled: CUDA, PTX, SASS, a cubin, or Triton whose file says its types."""
-    name, colon, _ = spec.rpartition(":")
-    path = Path(name if colon else spec)
-    if path.suffix != ".py":
-        return path.suffix in (".cu", ".ptx", ".sass", ".cubin")
-    return path.is_file() and bool(_SIGNATURE.search(_text(path)))
-
-
-def read_gpu(
-    spec: str,
-    arch: str = "sm_90",
-    signature: str = "",
-    warps: int | None = None,
-    stages: int | None = None,
-    allow_unsandboxed: bool = False,
-) -> GpuReading:
+def read_gpu(spec: str, target: CompileTarget) -> GpuReading:
     """Everything that tier G0 says of ``FILE.py:KERNEL`` (Triton), ``FILE.cu:KERNEL`` (CUDA), or of a .ptx, .sass or .cubin file.
 
-    ``warps`` and ``signature`` replace what the file says; without either there are 4 warps a block.
     Raises UserError on a file that is none of them or does not compile, NeedsError where Triton, nvcc or nvdisasm is missing.
     """
+    arch, warps = target.arch, target.warps
     if arch not in DEVICES:
         raise UserError(f"--arch {arch} is not a known chip ({nearest(arch, DEVICES)})")
     name, colon, kernel = spec.rpartition(":")
@@ -127,14 +113,14 @@ def read_gpu(
         raise UserError(f"there is no kernel {path}: name FILE.py:KERNEL, FILE.cu:KERNEL, or a .ptx, .sass or .cubin file")
     dot = False
     if path.suffix == ".py":
-        made = _compiled(spec, arch, signature, warps, stages, allow_unsandboxed)
-        text = _text(path)
+        made = _compiled(spec, target)
+        text = text_of(path)
         warps, dot = made.warps, bool(re.search(r"\btl\.dot\s*\(|\bdot\s*\(", text))
         kernel = ""  # the file that Triton writes holds one
     elif path.suffix in (".cu", ".ptx", ".cubin"):
-        made = _assembled(path, arch, allow_unsandboxed)
+        made = _assembled(path, arch, target.allow_unsandboxed)
     else:
-        made = Compilation(sass=_text(path), usage=_text(path))
+        made = Compilation(sass=text_of(path), usage=text_of(path))
         if not _SASS.search(made.sass):
             raise UserError(f"{path} holds no SASS: write it with nvdisasm -c or cuobjdump -sass")
     return _read(path, kernel, made, arch, warps or 4, dot)
@@ -167,7 +153,7 @@ def _read(path: Path, kernel: str, made: Compilation, arch: str, warps: int, dot
         if path.suffix == ".ptx" and name in headers and ".loc" in headers[name][1]
         else None
     )
-    metrics = KernelMetrics(
+    metrics = GpuKernelMetrics(
         sass=found, accesses=None if rows is None else tuple(rows), file=Path(source[1] if source else path).name
     )
     prescriptions, missing = examine(metrics)
@@ -228,15 +214,24 @@ def usage_of(text: str, kernel: str, arch: str) -> dict[str, int]:
     return found | ({"spilled": sum(map(int, spilled[:2]))} if spilled else {})
 
 
-def _text(path: Path) -> str:
-    return read_small(path, "the kernel", 64 << 20).decode("utf-8", "replace")
-
-
 def nvidia_tool(program: str) -> str | None:
     """Where a tool of NVIDIA's is: on PATH, in one of its wheels, or in Triton's; None where it is in none."""
     places = [f"nvidia/*/bin/{program}", f"triton/backends/nvidia/bin/{program}"]
     installed = (str(one) for folder in packages() for place in places for one in sorted(Path(folder).glob(place)))
     return shutil.which(program) or next(installed, None)
+
+
+def gpu_tools() -> tuple[bool, str]:
+    """Whether kernels of a GPU can be read without one, and by what; what is missing, and what it would add."""
+    adds = {
+        "nvcc": "CUDA is not compiled",
+        "ptxas": "PTX alone has no registers",
+        "nvdisasm": "there is no machine code",
+        "cuobjdump": "a cubin is not read",
+    }
+    here = [name for name in adds if nvidia_tool(name)] + ["Triton"] * any((Path(one) / "triton").is_dir() for one in sys.path)
+    lacks = "; ".join(f"{name} is missing, so {what}" for name, what in adds.items() if name not in here)
+    return bool(here), ", ".join(here or ["PTX and SASS are read as text"]) + (f"; {lacks}" if lacks else "")
 
 
 def _assembled(path: Path, arch: str, allow: bool) -> Compilation:
@@ -287,8 +282,8 @@ def triton_kernel(spec: str, signature: str = "") -> tuple[Path, ast.FunctionDef
     path, function = (Path(name), function) if colon else (Path(spec), "")
     if path.suffix != ".py" or not path.is_file():
         raise UserError(f"there is no Triton kernel {path}: name FILE.py:KERNEL")
-    text = _text(path)
-    noted = _SIGNATURE.search(text)
+    text = text_of(path)
+    noted = SIGNATURE.search(text)
     signature = signature or (noted[1].strip() if noted else "")
     kernels = _jitted(path, text)
     if not function and len(kernels) == 1:
@@ -303,8 +298,8 @@ def triton_kernel(spec: str, signature: str = "") -> tuple[Path, ast.FunctionDef
     return path, kernels[function], text, signature, int(noted[2]) if noted and noted[2] else 4
 
 
-def _compiled(spec: str, arch: str, signature: str, warps: int | None, stages: int | None, allow: bool) -> Compilation:
-    path, kernel, text, signature, noted = triton_kernel(spec, signature)
+def _compiled(spec: str, target: CompileTarget) -> Compilation:
+    path, kernel, text, signature, noted = triton_kernel(spec, target.signature)
     if not any((Path(folder) / "triton").is_dir() for folder in sys.path):
         raise NeedsError(
             "Triton compiles its kernels, and it is not installed in this environment; a .sass, .ptx or .cubin file can be read "
@@ -312,17 +307,17 @@ def _compiled(spec: str, arch: str, signature: str, warps: int | None, stages: i
         )
     request = {
         "function": kernel.name,
-        "arch": arch.removeprefix("sm_"),
+        "arch": target.arch.removeprefix("sm_"),
         "signature": signature,
-        "num_warps": warps or noted,
-        "num_stages": stages,
+        "num_warps": target.warps or noted,
+        "num_stages": target.stages,
     }
     files = {
         "kernel_file.py": text,
         "request.json": json.dumps(request),
         "compile.py": (INSIDE / "compile_triton.py").read_text(encoding="utf-8"),
     }
-    box = find_sandbox(allow_unsandboxed=allow, readable=packages())
+    box = find_sandbox(allow_unsandboxed=target.allow_unsandboxed, readable=packages())
     limits = Limits(
         seconds=180, memory_bytes=6144 * MIB, processes=64, disk_bytes=256 * MIB, output_bytes=7 * MIB, returned_bytes=MIB
     )

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ramify.base.errors import UserError, nearest
-from ramify.methods.kernel_search.sass import read_gpu, triton_kernel
-from ramify.methods.kernel_search.tools import GpuMetrics
+from ramify.methods.kernel_search.compiled import CompileTarget
 from ramify.render.numbers import percent
 from ramify.render.result import Result, Section, table
+from ramify_experiments.kernel_search.nvidia.sass import read_gpu, triton_kernel
+from ramify_experiments.kernel_search.nvidia.symptoms import GpuMetrics
 
 MOST, SPILLS = 200, 16
 """Configurations of one call; moves to and from local memory from which a configuration spills."""
@@ -38,6 +39,11 @@ class Tuning:
     metrics: GpuMetrics | None = None
     """None where it does not compile."""
     findings: tuple[str, ...] = ()
+
+    @property
+    def occupancy(self) -> float | None:
+        """Share of a multiprocessor's threads; None where it does not compile."""
+        return self.metrics.occupancy if self.metrics else None
 
     @property
     def label(self) -> str:
@@ -92,56 +98,68 @@ def choices_of(text: str) -> dict[str, list[str]]:
 
 
 def tuned(
-    spec: str, choices: Mapping[str, Sequence[str]], arch: str = "sm_90", signature: str = "", warps: int | None = None,
-    stages: int | None = None,
-    *, allow_unsandboxed: bool = False, progress: Callable[[int, str], None] = lambda done, label: None,
-) -> list[Tuning]:  # fmt: skip
+    spec: str,
+    choices: Mapping[str, Sequence[str]],
+    target: CompileTarget,
+    progress: Callable[[int, str], None] = lambda done, label: None,
+) -> list[Tuning]:
     """Every configuration of ``choices``, those worth timing first: fewest spills, then highest occupancy.
 
-    ``warps`` and ``stages`` are those of all where ``choices`` have none.
+    The target's warps and stages are those of all where ``choices`` have none.
     Raises UserError where the kernel has no such constant, or nothing compiles.
     """
-    path, kernel, _, noted, default = triton_kernel(spec, signature)
-    names = [one.arg for one in kernel.args.args]
-    words = [one.strip() for one in noted.split(",")]
-    if len(words) != len(names):
+    path, kernel, _, signature, default_warps = triton_kernel(spec, target.signature)
+    names = [argument.arg for argument in kernel.args.args]
+    types = [word.strip() for word in signature.split(",")]
+    if len(types) != len(names):
         raise UserError(
-            f"{path}: the signature has {len(words)} types, and {kernel.name} takes {len(names)} arguments: {', '.join(names)}"
+            f"{path}: the signature has {len(types)} types, and {kernel.name} takes {len(names)} arguments: {', '.join(names)}"
         )
-    constants = [name for name, word in zip(names, words, strict=True) if re.fullmatch(r"-?\d+|True|False", word)]
+    constants = [name for name, word in zip(names, types, strict=True) if re.fullmatch(r"-?\d+|True|False", word)]
     for name in choices:
         if name not in (*constants, "warps", "stages"):
             raise UserError(
                 f"CHOICES: '{name}' is not a constant of {kernel.name} ({nearest(name, [*constants, 'warps', 'stages'])})"
             )
-    rows = list(itertools.product(*choices.values()))
-    if len(rows) > MOST:
-        raise UserError(f"CHOICES: {len(rows)} configurations are more than {MOST}: each takes seconds to compile")
-    found: list[Tuning] = []
-    for row in rows:
-        chosen = dict(zip(choices, row, strict=True))
-        own = {name: value for name, value in chosen.items() if name not in ("warps", "stages")}
-        given = int(chosen["warps"]) if "warps" in chosen else warps or default
-        deep = int(chosen["stages"]) if "stages" in chosen else stages
-        types = ", ".join(own.get(name, word) for name, word in zip(names, words, strict=True))
-        try:
-            read = read_gpu(f"{path}:{kernel.name}", arch, types, given, deep, allow_unsandboxed)
-        except UserError as error:
-            found.append(Tuning(own, given, deep, f"does not compile: {str(error).rpartition('does not compile: ')[2][:160]}"))
-        else:
-            tools = tuple(one.tool for one in read.findings if one.severity != "info")
-            why = "" if read.metrics.blocks else f"does not fit a multiprocessor: {read.metrics.limiter}"
-            found.append(Tuning(own, given, deep, why, read.metrics.count("LDL", "STL"), read.metrics, tools))
-        progress(len(found), found[-1].label)
-    fits = [one for one in found if not one.why]
-    if not fits:
-        raise UserError(f"{path}: no configuration of {kernel.name} can run: {found[0].label} {found[0].why}")
-    least = min(one.spills for one in fits)
-    made = [
-        replace(one, why=f"spills registers {one.spills} times") if not one.why and one.spills >= SPILLS > least else one
-        for one in found
+    combinations = list(itertools.product(*choices.values()))
+    if len(combinations) > MOST:
+        raise UserError(f"CHOICES: {len(combinations)} configurations are more than {MOST}: each takes seconds to compile")
+    tunings: list[Tuning] = []
+    for combination in combinations:
+        chosen = dict(zip(choices, combination, strict=True))
+        values = {name: value for name, value in chosen.items() if name not in ("warps", "stages")}
+        configured = replace(
+            target,
+            signature=", ".join(values.get(name, word) for name, word in zip(names, types, strict=True)),
+            warps=int(chosen["warps"]) if "warps" in chosen else target.warps or default_warps,
+            stages=int(chosen["stages"]) if "stages" in chosen else target.stages,
+        )
+        tunings.append(_configuration(f"{path}:{kernel.name}", values, configured))
+        progress(len(tunings), tunings[-1].label)
+    fitting = [tuning for tuning in tunings if not tuning.why]
+    if not fitting:
+        raise UserError(f"{path}: no configuration of {kernel.name} can run: {tunings[0].label} {tunings[0].why}")
+    least = min(tuning.spills for tuning in fitting)
+    judged = [
+        replace(tuning, why=f"spills registers {tuning.spills} times")
+        if not tuning.why and tuning.spills >= SPILLS > least
+        else tuning
+        for tuning in tunings
     ]
-    return sorted(made, key=lambda one: (bool(one.why), one.spills, -((one.metrics or GpuMetrics()).occupancy or 0.0)))
+    return sorted(judged, key=lambda tuning: (bool(tuning.why), tuning.spills, -(tuning.occupancy or 0.0)))
+
+
+def _configuration(spec: str, constants: Mapping[str, str], target: CompileTarget) -> Tuning:
+    """One configuration, compiled and read."""
+    warps = target.warps or 0
+    try:
+        reading = read_gpu(spec, target)
+    except UserError as error:
+        reason = str(error).rpartition("does not compile: ")[2][:160]
+        return Tuning(constants, warps, target.stages, f"does not compile: {reason}")
+    metrics, serious = reading.metrics, tuple(finding.tool for finding in reading.findings if finding.severity != "info")
+    why = "" if metrics.blocks else f"does not fit a multiprocessor: {metrics.limiter}"
+    return Tuning(constants, warps, target.stages, why, metrics.count("LDL", "STL"), metrics, serious)
 
 
 def configs_file(spec: str, arch: str, found: Sequence[Tuning]) -> str:
