@@ -14,6 +14,7 @@ import ramify
 from ramify.env.tools import tool_json
 from ramify.methods.world_model import Effect, Prediction, SimulatedEnvironment, StateStore
 from ramify.methods.world_model.control import Fault, Paginate
+from ramify.methods.world_model.environment import WorldRules
 from ramify.trace.message import write_call
 
 TEXT = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
@@ -63,9 +64,8 @@ faults = {
     "and 429 at the first cancellation": [Paginate(3), Fault("429", on=(1,), tool="cancel_order")],
 }
 for kind, controls in faults.items():
-    api = SimulatedEnvironment(
-        Unknown(), tools=TOOLS, store=StateStore({"orders": ORDERS}, EFFECTS), controls=controls, verify=cancelled
-    )
+    rules = WorldRules(tools=TOOLS, store=StateStore({"orders": ORDERS}, EFFECTS), controls=controls, verify=cancelled)
+    api = SimulatedEnvironment(Unknown(), rules)
     with tempfile.TemporaryDirectory() as folder:
         found = ramify.play(agent, api, tasks=tasks, out=Path(folder) / "run")
     print(f"{kind}: {sum(one.outcome is True for one in found)} of {len(found)} orders cancelled")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from ramify.env.protocol import Task
 from ramify.methods.world_model import Effect, Prediction, SimulatedEnvironment, Situation, StateStore
+from ramify.methods.world_model.environment import WorldRules
+from ramify.methods.world_model.predict import Predictor
 
 KV = tuple(Effect(do, do, "notes", "1", "2") for do in ("get", "set", "delete", "list", "search"))  # type: ignore[arg-type]
 
@@ -26,10 +31,10 @@ TASKS = tuple(
 )
 
 
-def talking(**more: object) -> SimulatedEnvironment:
-    return SimulatedEnvironment(more.pop("predictor", Says()), tasks=TASKS, **more)  # type: ignore[arg-type]
+def talking(predictor: Predictor | None = None, cache: Path | None = None, **rules: Any) -> SimulatedEnvironment:
+    return SimulatedEnvironment(predictor or Says(), WorldRules(**rules), tasks=TASKS, cache=cache)
 
 
-def notes(**more: object) -> SimulatedEnvironment:
+def notes(**more: Any) -> SimulatedEnvironment:
     store = StateStore({"notes": {"a": "red", "b": "blue"}}, KV)
     return talking(store=store, **more)

@@ -11,7 +11,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -109,12 +109,46 @@ class SimulationSettings(Config):
     """Folder (a run) that keeps every answer, so that equal histories are answered equally by later processes, too."""
 
 
-class SimulatedEnvironment:
-    """An environment whose observations are predicted. Everything but ``predictor`` may be left out.
+@dataclass(frozen=True, slots=True)
+class WorldRules:
+    """What code decides in a simulated environment, besides what is predicted. Everything may be left out."""
 
-    ``tools`` in OpenAI's form; ``store`` and ``controls`` apply before and after the predictor; ``outputs`` are JSON schemas of
-    tools' answers; ``verify`` decides success, from the state and never from the predicted text: without it no attempt succeeds.
-    ``verify="model"`` believes the predictor's own mark of success, which `ramify world-model audit` checks.
+    tools: Sequence[Mapping[str, Any]] = ()
+    """In OpenAI's form; none: actions are words."""
+    store: StateStore = field(default_factory=StateStore)
+    """The tables, and what tools do to them: applied before the predictor is asked. Each episode has a copy."""
+    controls: Sequence[EnvControl] = ()
+    """Faults, pages and limits, before and after the predictor."""
+    outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Tool -> JSON schema of its answers."""
+    verify: Verify | str = ""
+    """Decides success, from the state and never from the predicted text: without it no attempt succeeds. "model" believes the
+    predictor's own mark of success, which `ramify world-model audit` checks."""
+    system: str = ""
+    """Instructions shown to the agent; empty: the tools, and how to call them."""
+    role: str = "user"
+    """Of observations without tools: user or tool."""
+    max_turns: int = 16
+    """Turns after which an episode is cut."""
+    retries: int = 2
+    """Further tries where a validator refuses an observation."""
+    seeded: bool = False
+    """The predictor samples: each seed gets an answer of its own. Else one answer serves all seeds."""
+
+    def __post_init__(self) -> None:
+        """Raises UserError on another word than "model" for ``verify``, and where an effect, an output or a control names a tool
+        that is not one of ``tools``: it would never do anything."""
+        if isinstance(self.verify, str) and self.verify not in ("", "model"):
+            raise UserError(f"verify is a function or 'model', not '{self.verify}'")
+        _named_tools(self.tools, self.store, self.controls, self.outputs)
+
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """The tools as the agent sees them: with an argument ``page`` where a tool's answers come in pages."""
+        return [_paged(tool, self.controls) for tool in self.tools]
+
+
+class SimulatedEnvironment:
+    """An environment whose observations are predicted, by ``predictor`` under ``rules``.
 
     Equal situations get equal answers: in one process always, and with ``cache``, a folder that keeps them, in every one.
     """
@@ -124,27 +158,15 @@ class SimulatedEnvironment:
     def __init__(
         self,
         predictor: Predictor,
+        rules: WorldRules | None = None,
         *,
         name: str = "simulated",
         tasks: Iterable[Task] = (),
-        tools: Sequence[Mapping[str, Any]] = (),
-        store: StateStore | None = None,
-        controls: Sequence[EnvControl] = (),
-        outputs: Mapping[str, Mapping[str, Any]] | None = None,
-        verify: Verify | str = "",
-        system: str = "",
-        role: str = "user",
-        max_turns: int = 16,
-        retries: int = 2,
-        seeded: bool = False,
         cache: Path | str | None = None,
     ) -> None:
-        self.predictor, self.name, self.max_turns = predictor, name, max_turns
-        self.store, self.controls, self.outputs = store or StateStore(), tuple(controls), dict(outputs or {})
-        self.tools: list[dict[str, Any]] = [_paged(tool, self.controls) for tool in tools]
-        _named_tools(self.tools, self.store, self.controls, self.outputs)
-        self.verify, self.role, self.retries, self.seeded = verify, role, retries, seeded
-        self.system = describe(self.tools, system) if self.tools and not system else system
+        self.predictor, self.rules, self.name = predictor, rules or WorldRules(), name
+        self.tools, self.max_turns = self.rules.shown_tools(), self.rules.max_turns
+        self.system = describe(self.tools) if self.tools and not self.rules.system else self.rules.system
         self._tasks = tuple(tasks)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -152,8 +174,6 @@ class SimulatedEnvironment:
         self.cache = None if cache is None else Path(cache)
         self.asked = 0
         """Predictions that were made, repeated and kept ones not counted."""
-        if isinstance(verify, str) and verify not in ("", "model"):
-            raise UserError(f"verify is a function or 'model', not '{verify}'")
 
     def make(self) -> Env:
         """A fresh episode."""
@@ -193,11 +213,7 @@ class SimulatedEnvironment:
 
     def predicting(self, predictor: Predictor) -> SimulatedEnvironment:
         """The same environment with another predictor and without a verifier: for comparisons."""
-        return SimulatedEnvironment(
-            predictor, name=self.name, tools=self.tools, store=self.store, controls=self.controls, outputs=self.outputs,
-            system=self.system, role=self.role, max_turns=self.max_turns, retries=self.retries, seeded=self.seeded,
-            cache=self.cache,
-        )  # fmt: skip
+        return SimulatedEnvironment(predictor, replace(self.rules, verify=""), name=self.name, cache=self.cache)
 
     async def predicted(self, situation: Situation, attempt: int) -> Prediction:
         """The answer to a situation, asked for once: equal situations get equal answers, from any model. Runs in :meth:`run`."""
@@ -290,8 +306,8 @@ class SimulatedEnv:
         self.system, self.max_turns = environment.system, environment.max_turns
         self._task: Task | None = None
         self._seed = 0
-        self._store = environment.store.copy()
-        self._controls = Controls(environment.controls)
+        self._store = environment.rules.store.copy()
+        self._controls = Controls(environment.rules.controls)
         self._turns: list[tuple[str, str]] = []
         self._over = ""
 
@@ -309,7 +325,7 @@ class SimulatedEnv:
             raise UserError(f"task '{task.id}': 'tables' are {{table: {{key: row}}}}")
         self._task, self._seed = task, seed
         self._store.reset(tables)
-        self._controls = Controls(self.environment.controls)
+        self._controls = Controls(self.environment.rules.controls)
         self._turns, self._over = [], ""
         return Observation(opening)
 
@@ -340,7 +356,7 @@ class SimulatedEnv:
         if (seconds := self._controls.seconds) is not None:
             data["seconds"] = round(seconds, 3)
         mark = next((one[2] for one in shown if one[2]), "")
-        role = "tool" if tools else self.environment.role
+        role = "tool" if tools else self.environment.rules.role
         return self._ended(action, mark, Observation(text, valid=not made.refused, role=role, data=data))
 
     async def _call(self, call: EnvCall, action: str) -> tuple[str, AnswerSource, str]:
@@ -352,7 +368,7 @@ class SimulatedEnv:
         elif (instead := self._controls.before(call, turn, self._chances(turn, 0))) is not None:
             text, made = instead, AnswerSource("control")
         else:
-            paged = any(isinstance(one, Paginate) and one.concerns(call) for one in self.environment.controls)
+            paged = any(isinstance(one, Paginate) and one.concerns(call) for one in self.environment.rules.controls)
             inner = unpaged(call)[0] if paged else call
             asked = action if inner == call else inner.text
             known = self._store.apply(inner)
@@ -371,10 +387,10 @@ class SimulatedEnv:
         state, opening = initial_state(self._task.data), str(self._task.data.get("opening", self._task.data.get("prompt", "")))
         facts = known.facts if known is not None else ()
         excerpt = "\n".join(facts) if facts else self._store.excerpt(call) if self._store.tables else ""
-        luck = self._seed if self.environment.seeded else 0  # else the predictor has none, and one answer serves all seeds
+        luck = self._seed if self.environment.rules.seeded else 0  # else the predictor has none, and one answer serves all seeds
         situation = Situation(self._task.id, state, opening, tuple(self._turns), action, excerpt, facts, luck)
         why = ""
-        for attempt in range(self.environment.retries + 1):
+        for attempt in range(self.environment.rules.retries + 1):
             found = await self.environment.predicted(situation, attempt)
             if found.text is None:
                 why = found.why
@@ -389,7 +405,7 @@ class SimulatedEnv:
 
     def _refused(self, call: EnvCall, text: str, situation: Situation) -> str:
         """Why an observation cannot stand, one clause; "" where it can."""
-        schema = self.environment.outputs.get(call.name)
+        schema = self.environment.rules.outputs.get(call.name)
         if schema is not None:
             try:
                 if not fits(json.loads(text), schema):
@@ -427,7 +443,7 @@ class SimulatedEnv:
     def _ended(self, action: str, mark: str, seen: Observation) -> Observation:
         """The observation with what the verifier says of the state now."""
         assert self._task is not None
-        verify, outcome, reward = self.environment.verify, None, 0.0
+        verify, outcome, reward = self.environment.rules.verify, None, 0.0
         if callable(verify):
             try:
                 value = verify(self._task, action, {"tables": self._store.snapshot(), "turns": list(self._turns)})
@@ -447,7 +463,8 @@ class SimulatedEnv:
     def _chances(self, turn: int, when: int) -> list[Any]:
         """One generator a control, keyed by task, seed and call."""
         assert self._task is not None
-        return [generator(self._seed, "control", self._task.id, turn, when, i) for i in range(len(self.environment.controls))]
+        controls = self.environment.rules.controls
+        return [generator(self._seed, "control", self._task.id, turn, when, i) for i in range(len(controls))]
 
     @property
     def turns(self) -> int:
@@ -484,7 +501,7 @@ class SimulatedEnv:
         record = json.loads(canonical_json(snapshot))
         self._turns = [(str(action), str(text)) for action, text in record["turns"]]
         self._store.restore(record["tables"])
-        self._controls = Controls(self.environment.controls, record["memory"])
+        self._controls = Controls(self.environment.rules.controls, record["memory"])
         self._over = record["over"]
 
     def key(self) -> str:
@@ -530,10 +547,7 @@ def from_settings(settings: SimulationSettings, folder: Path = Path(), name: str
         raise UserError(f"role is user or tool, not '{settings.role}'")
     tables, effects, outputs = _state(folder / settings.state) if settings.state else ({}, (), {})
     tasks = read_task_set(folder / settings.tasks) if settings.tasks else ()
-    return SimulatedEnvironment(
-        _predictor(settings, folder, tools),
-        name=name,
-        tasks=tasks,
+    rules = WorldRules(
         tools=tools,
         store=StateStore(tables, effects),
         controls=read_controls(folder / settings.control) if settings.control else (),
@@ -544,8 +558,9 @@ def from_settings(settings: SimulationSettings, folder: Path = Path(), name: str
         max_turns=settings.max_turns,
         retries=settings.retries,
         seeded=settings.temperature > 0,
-        cache=folder / Path(settings.cache).expanduser() if settings.cache else None,
     )
+    cache = folder / Path(settings.cache).expanduser() if settings.cache else None
+    return SimulatedEnvironment(_predictor(settings, folder, tools), rules, name=name, tasks=tasks, cache=cache)
 
 
 def _predictor(settings: SimulationSettings, folder: Path, tools: Sequence[Mapping[str, Any]]) -> Predictor:

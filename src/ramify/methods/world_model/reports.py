@@ -41,7 +41,7 @@ def evaluation(
         environment, [baseline(name, recorded) for name in names], trajectories, modes, progress, count_failures
     )
     caveats = []
-    if environment.controls:
+    if environment.rules.controls:
         caveats.append(f"{world} has controls: what they change counts as wrong, unless the real environment did the same")
     rubric = None
     if judge != "none":
