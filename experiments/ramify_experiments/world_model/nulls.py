@@ -13,6 +13,7 @@ from ramify.base.seeds import generator
 from ramify.env.builtin.desk import BOOKINGS, VERBS, DeskEnvironment
 from ramify.env.protocol import Environment, Task, TaskSet
 from ramify.methods.world_model import Prediction, SimulatedEnvironment, Situation
+from ramify.methods.world_model.environment import WorldRules
 from ramify.methods.world_model.trajectories import LOST, WON
 from ramify_experiments.cases import KnownCase, Repetition
 from ramify_experiments.world_model.environments import VALUES, KvEnvironment
@@ -54,7 +55,7 @@ class Twin(SimulatedEnvironment):
     def __init__(self, predictor: Lookup) -> None:
         self._real = predictor.real
         turns = predictor.real.make().max_turns
-        super().__init__(predictor, name=predictor.name, verify="model", seeded=True, max_turns=turns)
+        super().__init__(predictor, WorldRules(verify="model", seeded=True, max_turns=turns), name=predictor.name)
 
     def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """The real environment's, each with what it shows first."""
