@@ -63,7 +63,7 @@ class Anchor:
     @property
     def labels(self) -> np.ndarray:
         """(n,) bool."""
-        return np.array([one.label for one in self.items], bool)
+        return np.array([labelled.label for labelled in self.items], bool)
 
     @property
     def hash(self) -> str:
@@ -102,12 +102,12 @@ def read_anchor(source: Path, truth: str | None = None) -> Anchor:
         raise UserError(f"{source} is not a run, so no scorer '{truth}' can have labelled it")
     else:
         items = [_labelled(record, f"{source}:{number}") for number, record in read_lines(source)]
-    twice = [name for name, times in Counter(one.item.id for one in items).items() if times > 1]
+    twice = [name for name, times in Counter(labelled.item.id for labelled in items).items() if times > 1]
     if twice:
         raise UserError(
             f"{source}: the id '{twice[0]}' stands for {len([i for i in items if i.item.id == twice[0]])} items of the anchor"
         )
-    if {one.label for one in items} != {True, False}:
+    if {labelled.label for labelled in items} != {True, False}:
         what = f"all {len(items)} items are labelled {items[0].label}" if items else "it holds no item"
         raise UserError(f"{source} is not an anchor: {what}, and both labels are needed")
     return Anchor(tuple(items), str(source))
@@ -131,33 +131,33 @@ def _labelled(record: Mapping[str, Any], where: str) -> Labelled:
 
 
 def _attempts(folder: Path, truth: str | None) -> list[Labelled]:
-    found = []
+    attempts = []
     with Run.open(folder) as run:
         deciding = decider(run, truth)
         if deciding is None:
             raise UserError(f"{folder} has no score that could label its attempts: import outcomes, or name an anchor file")
         for info in run.trees():
-            for one in ended(run, info.name, deciding):
-                outcome = None if one.score is None else one.success
+            for end in ended(run, info.name, deciding):
+                outcome = None if end.score is None else end.success
                 if outcome is not None:
-                    path = run.path(one.node)
+                    path = run.path(end.node)
                     group = path.segments[-1][0].data.get("group", "")
                     item = replace(
-                        Item.of(path, Task(str(info.task.get("id", info.name)), dict(info.task.get("data") or {}))), id=one.node
+                        Item.of(path, Task(str(info.task.get("id", info.name)), dict(info.task.get("data") or {}))), id=end.node
                     )
-                    found.append(Labelled(item, outcome, str(group)))
-    return found
+                    attempts.append(Labelled(item, outcome, str(group)))
+    return attempts
 
 
 def leaks(anchor: Anchor, texts: Mapping[str, str]) -> tuple[str, str] | None:
     """(item's id, name of the text) of an anchor's item that stands in one of ``texts``,
     up to case and spaces; None where none does."""
     plain = {name: _plain(text) for name, text in texts.items()}
-    for one in anchor.items:
-        for artefact in map(_plain, one.pair or (one.item.text,)):
+    for labelled in anchor.items:
+        for artefact in map(_plain, labelled.pair or (labelled.item.text,)):
             name = next((name for name, text in plain.items() if len(artefact) >= SHORT and artefact in text), None)
             if name is not None:
-                return one.item.id, name
+                return labelled.item.id, name
     return None
 
 
@@ -184,7 +184,7 @@ class Answers:
     @property
     def values(self) -> np.ndarray:
         """(n,) 1 yes, 0 no, nan missing."""
-        return np.array([np.nan if one is None else float(one) for one in self.final])
+        return np.array([np.nan if accepted is None else float(accepted) for accepted in self.final])
 
 
 async def answers(
@@ -199,34 +199,35 @@ async def answers(
     failures: dict[str, str] = {}
 
     async def ask(items: Sequence[Item]) -> list[bool | None]:
-        found: list[bool | None] = [None] * len(items)
+        accepted: list[bool | None] = [None] * len(items)
         left = list(range(len(items)))
         for _ in range(tries):
             again = []
-            for at, one in zip(left, await judged(judge, [items[i] for i in left], ledger, budget), strict=True):
-                if one.value in (0, 1):
-                    found[at] = bool(one.value)
+            for at, judgement in zip(left, await judged(judge, [items[i] for i in left], ledger, budget), strict=True):
+                if judgement.value in (0, 1):
+                    accepted[at] = bool(judgement.value)
                     failures.pop(items[at].id, None)
                 else:
-                    value = "it gave no answer" if one.value is None else f"it gave {one.value:g}, where only yes and no count"
-                    failures[items[at].id] = one.failure or value
+                    value = judgement.value
+                    said = "it gave no answer" if value is None else f"it gave {value:g}, where only yes and no count"
+                    failures[items[at].id] = judgement.failure or said
                     again.append(at)
             left = again
             if not left:
                 break
-        return found
+        return accepted
 
-    items = [one.item for one in anchor.items]
+    items = [labelled.item for labelled in anchor.items]
     rounds = [await ask(items) for _ in range(repeats)]
-    votes = [tuple(one) for one in zip(*rounds, strict=True)] if items else []
-    final = [_majority(one) for one in votes]
+    votes = [tuple(row) for row in zip(*rounds, strict=True)] if items else []
+    final = [_majority(row) for row in votes]
     order: list[bool | None] = [None] * len(items)
     swapped: list[bool | None] = [None] * len(items)
-    pairs = [i for i, one in enumerate(anchor.items) if one.other]
+    pairs = [i for i, labelled in enumerate(anchor.items) if labelled.other]
     if pairs:
         turned = [await ask([replace(items[i], text=anchor.items[i].other) for i in pairs]) for _ in range(repeats)]
-        for at, own in zip(pairs, zip(*turned, strict=True), strict=True):
-            back = _majority(own)
+        for at, row_turned in zip(pairs, zip(*turned, strict=True), strict=True):
+            back = _majority(row_turned)
             order[at], swapped[at] = final[at], None if back is None else not back
             if final[at] != swapped[at]:
                 final[at] = None
@@ -296,35 +297,35 @@ class JudgeQuality:
     """Why the first few missing items have no answer, by id."""
 
 
-def quality(anchor: Anchor, found: Answers) -> JudgeQuality:
+def quality(anchor: Anchor, answered: Answers) -> JudgeQuality:
     """What a judge is worth on an anchor: accuracy, each class alone, what is missing,
     and its leaning to length, place and maker."""
-    label = np.array([one.label for one in anchor.items])
-    there = np.array([accepted is not None for accepted in found.final])
-    accepted = np.array([bool(one) for one in found.final])
+    label = np.array([labelled.label for labelled in anchor.items])
+    there = np.array([accepted is not None for accepted in answered.final])
+    accepted = np.array([bool(answer) for answer in answered.final])
     right = accepted == label
     yes, no = (
         Proportion.of(int(right[there & (label == side)].sum()), int((there & (label == side)).sum())) for side in (True, False)
     )
     groups = {}
-    for group in sorted({one.group for one in anchor.items if one.group}):
-        own = there & np.array([one.group == group for one in anchor.items])
-        groups[group] = Proportion.of(int(accepted[own].sum()), int(own.sum()))
+    for group in sorted({labelled.group for labelled in anchor.items if labelled.group}):
+        members = there & np.array([labelled.group == group for labelled in anchor.items])
+        groups[group] = Proportion.of(int(accepted[members].sum()), int(members.sum()))
     return JudgeQuality(
-        judge=found.judge,
-        identity=found.identity,
+        judge=answered.judge,
+        identity=answered.identity,
         items=len(anchor),
         missing=int((~there).sum()),
         accuracy=Proportion.of(int(right[there].sum()), int(there.sum())),
         sensitivity=yes,
         specificity=no,
         balanced=float(np.mean([yes.value, no.value])) if yes and no else None,
-        length=length_bias(anchor, found),
-        position=position_bias(found),
+        length=length_bias(anchor, answered),
+        position=position_bias(answered),
         groups=groups,
         parity=parity(groups),
-        unsteady=sum(len({vote for vote in votes if vote is not None}) > 1 for votes in found.votes),
-        failures=dict(list(found.failures.items())[:5]),
+        unsteady=sum(len({vote for vote in votes if vote is not None}) > 1 for votes in answered.votes),
+        failures=dict(list(answered.failures.items())[:5]),
     )
 
 
@@ -347,16 +348,16 @@ def parity(groups: Mapping[str, Proportion | None]) -> Parity | None:
     )
 
 
-def length_bias(anchor: Anchor, found: Answers) -> LengthBias | None:
+def length_bias(anchor: Anchor, answered: Answers) -> LengthBias | None:
     """Chance that of two items with the same label the accepted one is the longer (one half:
     length does not matter), and its p-value.
 
     The p-value shuffles what the judge said within each label, so that longer items being better is not a bias. None where no
     label has both an accepted and a rejected item, or all are pairs."""
     rows = [
-        (one.label, len(one.item.text), accepted)
-        for one, accepted in zip(anchor.items, found.final, strict=True)
-        if accepted is not None and not one.other
+        (labelled.label, len(labelled.item.text), accepted)
+        for labelled, accepted in zip(anchor.items, answered.final, strict=True)
+        if accepted is not None and not labelled.other
     ]
     if not rows:
         return None
@@ -364,16 +365,16 @@ def length_bias(anchor: Anchor, found: Answers) -> LengthBias | None:
     rng = generator(0, "length bias")
     won, pairs, sampled = 0.0, 0.0, np.zeros(SHUFFLES)
     for side in (True, False):
-        own = label == side
-        yes, n = int(accepted[own].sum()), int(own.sum())
+        alike = label == side
+        yes, n = int(accepted[alike].sum()), int(alike.sum())
         if not 0 < yes < n:
             continue
         from scipy.stats import rankdata
 
-        ranks = rankdata(length[own])
+        ranks = rankdata(length[alike])
         pairs += yes * (n - yes)
         least = yes * (yes + 1) / 2
-        won += float(ranks[accepted[own]].sum()) - least
+        won += float(ranks[accepted[alike]].sum()) - least
         sampled += np.array([rng.permutation(ranks)[:yes].sum() for _ in range(SHUFFLES)]) - least
     if not pairs:
         return None
@@ -381,10 +382,10 @@ def length_bias(anchor: Anchor, found: Answers) -> LengthBias | None:
     return LengthBias(won / pairs, float((1 + (others >= off - 1e-12).sum()) / (1 + SHUFFLES)), len(rows))
 
 
-def position_bias(found: Answers) -> PositionBias | None:
+def position_bias(answered: Answers) -> PositionBias | None:
     """Of pairs that were shown in both orders: the share answered alike,
     and whether the first or the second place is preferred; None without pairs."""
-    both = [(a, b) for a, b in zip(found.order, found.swapped, strict=True) if a is not None and b is not None]
+    both = [(a, b) for a, b in zip(answered.order, answered.swapped, strict=True) if a is not None and b is not None]
     if not both:
         return None
     first = sum(a and not b for a, b in both)

@@ -120,25 +120,25 @@ async def judged(
     Raises UserError and NeedsError of the judge, and UserError on a value that is none.
     """
     try:
-        found = list(await judge.judge(items)) if items else []
-        if len(found) != len(items):
-            found = [Judgement(failure=f"it gave {len(found)} judgements of {len(items)} items")] * len(items)
+        judgements = list(await judge.judge(items)) if items else []
+        if len(judgements) != len(items):
+            judgements = [Judgement(failure=f"it gave {len(judgements)} judgements of {len(items)} items")] * len(items)
     except (UserError, NeedsError):
         raise
     except Exception as error:  # a judge may be third-party code: its failure is data, siblings continue
-        found = [_failed(error)] * len(items)
-    for i, one in enumerate(found):
-        if not isinstance(one, Judgement):
-            found[i] = Judgement(failure=f"it gave a {type(one).__name__}, which is no Judgement")
-        elif (value := checked(judge.name, one.value)) is not one.value:
-            found[i] = replace(one, value=value)
-    cost = _sum(one.cost for one in found)
+        judgements = [_failed(error)] * len(items)
+    for i, judgement in enumerate(judgements):
+        if not isinstance(judgement, Judgement):
+            judgements[i] = Judgement(failure=f"it gave a {type(judgement).__name__}, which is no Judgement")
+        elif (value := checked(judge.name, judgement.value)) is not judgement.value:
+            judgements[i] = replace(judgement, value=value)
+    cost = _sum(judgement.cost for judgement in judgements)
     if ledger is not None and items:
-        failed = sum(bool(one.failure) for one in found)
+        failed = sum(bool(judgement.failure) for judgement in judgements)
         ledger.add("judge", False, **{"judged": len(items), **({"failed": failed} if failed else {}), **cost})
     if budget is not None:
         budget.charge(calls=cost.get("calls", 0.0), tokens=cost.get("tokens", 0.0))
-    return found
+    return judgements
 
 
 def _sum(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -152,23 +152,26 @@ def _sum(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
 async def judged_path(judge: Judge, path: Path, task: Task) -> list[Score | TokenValues]:
     """The records of an attempt: one score, without a value where the judge could not run or cannot decide, and the per-token
     values."""
-    (found,) = await judged(judge, [Item.of(path, task)])
-    return records(judge, path.segments[-1][0].id, found)
+    (judgement,) = await judged(judge, [Item.of(path, task)])
+    return records(judge, path.segments[-1][0].id, judgement)
 
 
-def records(judge: Judge, node: str, found: Judgement) -> list[Score | TokenValues]:
+def records(judge: Judge, node: str, judgement: Judgement) -> list[Score | TokenValues]:
     """A judgement as what a run stores of ``node``."""
-    value = None if found.value is None else float(found.value)
-    evidence = {"failure": found.failure} if found.failure else found.evidence
+    value = None if judgement.value is None else float(judgement.value)
+    evidence = {"failure": judgement.failure} if judgement.failure else judgement.evidence
     judges = {judge.name: judge.identity}
-    return [Score(node, judge.name, value, found.unit, found.confidence, evidence, found.cost, judges), *found.token_values]
+    return [
+        Score(node, judge.name, value, judgement.unit, judgement.confidence, evidence, judgement.cost, judges),
+        *judgement.token_values,
+    ]
 
 
-def truth(judge: Judge, found: Judgement) -> bool | None:
+def truth(judge: Judge, judgement: Judgement) -> bool | None:
     """A judgement as yes or no. Raises UserError on a number between."""
-    if found.value not in (None, 0, 1):
-        raise UserError(f"the judge '{judge.name}' gave {found.value:g}, where only yes and no count")
-    return None if found.value is None else bool(found.value)
+    if judgement.value not in (None, 0, 1):
+        raise UserError(f"the judge '{judge.name}' gave {judgement.value:g}, where only yes and no count")
+    return None if judgement.value is None else bool(judgement.value)
 
 
 def checked(name: str, value: Any) -> Value:
@@ -201,12 +204,12 @@ class Each:
 
     async def _attempted(self, item: Item) -> Judgement:
         try:
-            found = await self.one(item)
+            answer = await self.one(item)
         except (UserError, NeedsError):
             raise
         except Exception as error:  # whatever it is, it is this item's alone
             return _failed(error)
-        return found if isinstance(found, Judgement) else Judgement(found)
+        return answer if isinstance(answer, Judgement) else Judgement(answer)
 
 
 # -- patterns, commands, functions
@@ -323,8 +326,8 @@ class FunctionJudge(Each):
     ) -> None:
         self.function, self.takes, self.seconds, self._gate = function, tuple(takes), seconds, _Gate(at_once)
         self.name = str(getattr(function, "name", getattr(function, "__name__", type(function).__name__)))
-        own = type(function) if not inspect.isroutine(function) else function
-        self.identity = stable_hash("judge", "python", VERSION, spec or self.name, *self.takes, source_of(own))
+        source = type(function) if not inspect.isroutine(function) else function
+        self.identity = stable_hash("judge", "python", VERSION, spec or self.name, *self.takes, source_of(source))
 
     async def one(self, item: Item) -> Value:
         """The function's judgement. Raises InfrastructureError("scorer") where it took too long."""
@@ -336,8 +339,8 @@ class FunctionJudge(Each):
         if "chunks" not in self.takes:
             return await super().judge(items)
         texts = [item.text for item in items]
-        found = await self._call(*(texts if name == "chunks" else ARGUMENTS[name](items[0]) for name in self.takes))
-        return [Judgement()] * len(items) if found is None else [Judgement(checked(self.name, value)) for value in found]
+        values = await self._call(*(texts if name == "chunks" else ARGUMENTS[name](items[0]) for name in self.takes))
+        return [Judgement()] * len(items) if values is None else [Judgement(checked(self.name, value)) for value in values]
 
     async def _call(self, *arguments: Any) -> Any:
         if self.seconds is None:
@@ -353,8 +356,8 @@ class FunctionJudge(Each):
                 task.cancel()
 
     async def _aside(self, arguments: Sequence[Any]) -> Any:
-        own = inspect.iscoroutinefunction(self.function)
-        return await _awaited(self.function(*arguments) if own else await _in_thread(self.function, *arguments))
+        awaits = inspect.iscoroutinefunction(self.function)
+        return await _awaited(self.function(*arguments) if awaits else await _in_thread(self.function, *arguments))
 
 
 async def _awaited(value: Any) -> Any:
@@ -431,7 +434,7 @@ class Asked:
         """See :class:`Judge`. A provider that fails, and a reply that cannot be read, is a failure of these items."""
         if self.question.together:
             return await self._ask(items)
-        return [one for found in await asyncio.gather(*(self._ask([item]) for item in items)) for one in found]
+        return [judgement for group in await asyncio.gather(*(self._ask([item]) for item in items)) for judgement in group]
 
     async def _ask(self, items: Sequence[Item]) -> list[Judgement]:
         messages = self.question.messages(items)
@@ -446,15 +449,17 @@ class Asked:
                     completion = await reply_to(self._sampler, self.template, messages, self._settings, position)
                     spent["calls"] += 1
                     spent["tokens"] += sampled_tokens(completion)
-                    found = self.question.read(completion.text, items)
+                    answer = self.question.read(completion.text, items)
                 except InfrastructureError as error:
                     failure = str(error)
                     break
                 except ValueError as error:
                     failure = str(error)
                     continue
-                each = found if self.question.together else [found]
-                judgements = [one if isinstance(one, Judgement) else Judgement(one) for one in each]
+                each = answer if self.question.together else [answer]
+                judgements = [
+                    each_answer if isinstance(each_answer, Judgement) else Judgement(each_answer) for each_answer in each
+                ]
                 self._known[known] = judgements
                 return [replace(judgements[0], cost=spent), *judgements[1:]]
         return [Judgement(failure=failure, cost=spent), *[Judgement(failure=failure)] * (len(items) - 1)]
@@ -467,7 +472,7 @@ async def reply_to(
     if template is None:
         prefix = Prefix(messages=tuple(messages))
     else:
-        prefix = Prefix(tokens=np.array(laid_out(template, [(one.role, one.text) for one in messages]), np.int32))
+        prefix = Prefix(tokens=np.array(laid_out(template, [(message.role, message.text) for message in messages]), np.int32))
     return await sampler.one(prefix, settings, position, purpose="judge")
 
 
@@ -553,21 +558,23 @@ class Jury:
 
     async def judge(self, items: Sequence[Item]) -> list[Judgement]:
         """See :class:`Judge`."""
-        found = await asyncio.gather(*(judged(judge, items) for judge in self.judges))
-        votes = [[truth(judge, one) for one in own] for judge, own in zip(self.judges, found, strict=True)]
-        self.constant = tuple(name for name, own in zip(self.names, votes, strict=True) if self.varied and _same(own))
-        return [self._decided([own[i] for own in found], [own[i] for own in votes]) for i in range(len(items))]
+        judgements = await asyncio.gather(*(judged(judge, items) for judge in self.judges))
+        votes = [[truth(judge, judgement) for judgement in row] for judge, row in zip(self.judges, judgements, strict=True)]
+        self.constant = tuple(name for name, row in zip(self.names, votes, strict=True) if self.varied and _same(row))
+        return [self._decided([row[i] for row in judgements], [row[i] for row in votes]) for i in range(len(items))]
 
-    def _decided(self, found: Sequence[Judgement], votes: Sequence[bool | None]) -> Judgement:
+    def _decided(self, judgements: Sequence[Judgement], votes: Sequence[bool | None]) -> Judgement:
         counting = [v for name, v in zip(self.names, votes, strict=True) if v is not None and name not in self.constant]
-        yes, failures = sum(counting), {name: f.failure for name, f in zip(self.names, found, strict=True) if f.failure}
+        yes, failures = sum(counting), {name: f.failure for name, f in zip(self.names, judgements, strict=True) if f.failure}
         for name, why in failures.items():
             self.failed.setdefault(name, why)
         share = yes / len(counting) if counting else None
         evidence = {"votes": list(votes), "share": share} | ({"failures": failures} if failures else {})
         value = None if not counting else self.ties if 2 * yes == len(counting) else 2 * yes > len(counting)
         spoke = any(vote is not None for vote in votes)
-        return Judgement(value, "" if spoke else next(iter(failures.values()), ""), evidence, cost=_sum(f.cost for f in found))
+        return Judgement(
+            value, "" if spoke else next(iter(failures.values()), ""), evidence, cost=_sum(f.cost for f in judgements)
+        )
 
 
 def _same(votes: Sequence[bool | None]) -> bool:
@@ -577,11 +584,11 @@ def _same(votes: Sequence[bool | None]) -> bool:
 
 def agreement(votes: Mapping[str, Sequence[Value]]) -> dict[str, Proportion | None]:
     """Share of equal answers of each pair of judges, where both say anything, by the pair; None where they never both do."""
-    found: dict[str, Proportion | None] = {}
-    for (one, left), (other, right) in itertools.combinations(votes.items(), 2):
+    agreed: dict[str, Proportion | None] = {}
+    for (first, left), (other, right) in itertools.combinations(votes.items(), 2):
         both = [a == b for a, b in zip(left, right, strict=True) if a is not None and b is not None]
-        found[f"{one}, {other}"] = Proportion.of(sum(both), len(both))
-    return found
+        agreed[f"{first}, {other}"] = Proportion.of(sum(both), len(both))
+    return agreed
 
 
 # -- by name
@@ -593,7 +600,9 @@ MATCHERS = ("exact", "number", "boxed")
 
 def _members(argument: str) -> list[str]:
     try:
-        return list(map(str, json.loads(argument))) if argument.startswith("[") else [one.strip() for one in argument.split(",")]
+        return (
+            list(map(str, json.loads(argument))) if argument.startswith("[") else [name.strip() for name in argument.split(",")]
+        )
     except (ValueError, TypeError):
         raise UserError(f"jury:{argument[:60]} is not a JSON list of judges") from None
 
@@ -619,8 +628,8 @@ def find_judge(
     where there is none such, naming it ``what``.
     """
     kind, _, argument = spec.partition(":")
-    own = own_path(spec)
-    word = "python" if own is not None and own[0] != "factory" else kind
+    path = own_path(spec)
+    word = "python" if path is not None and path[0] != "factory" else kind
 
     def jury(argument: str) -> Judge:
         names = _members(argument)
@@ -630,26 +639,26 @@ def find_judge(
     def command(argument: str) -> Judge:
         return CommandJudge(FilePath(argument), 10.0 if seconds is None else seconds)
 
-    made: dict[str, Callable[[str], Judge]] = {"regex": Pattern, "equals": Equals, "cmd": command, "jury": jury}
-    made |= {"judge": model_judge(question, opener)}
-    known = [name for name in (*(kinds or {}), *MATCHERS, *made, "python", "factory") if only is None or name in only]
+    makers: dict[str, Callable[[str], Judge]] = {"regex": Pattern, "equals": Equals, "cmd": command, "jury": jury}
+    makers |= {"judge": model_judge(question, opener)}
+    known = [name for name in (*(kinds or {}), *MATCHERS, *makers, "python", "factory") if only is None or name in only]
     if word in known:
-        if own is not None:
+        if path is not None:
             return FunctionJudge(own_function(spec, *takes), takes, seconds, spec)
         if kinds is not None and kind in kinds:
             return kinds[kind](argument)
         if spec in MATCHERS:
             matcher: Judge = registry.named("judge", spec)
             return matcher
-        if kind in made and argument:
-            return made[kind](argument)
+        if kind in makers and argument:
+            return makers[kind](argument)
         raise UserError(
             f"unknown {what} '{spec}': '{kind}' {'takes no' if kind in MATCHERS else 'needs an'} argument after a colon"
         )
     if only is None:
         registered = registry.names("judge")
         if kind in registered:
-            found: Judge = registry.named("judge", spec)
-            return found
+            registered_judge: Judge = registry.named("judge", spec)
+            return registered_judge
         known += registered
     raise UserError(f"unknown {what} '{spec if len(spec) < 60 else kind}' ({nearest(kind, set(known))})")

@@ -23,9 +23,9 @@ _LONGEST = 400
 
 def last_number(text: str) -> Fraction | None:
     """The last number in ``text``: 42, -1,234.5, 6.02e23, 3/4. None where there is none."""
-    for found in reversed(_NUMBER.findall(text[-20_000:])):
-        top, _, bottom = found.replace(",", "").replace(" ", "").partition("/")
-        if len(found) > _LONGEST or (bottom and int(bottom) == 0):
+    for digits in reversed(_NUMBER.findall(text[-20_000:])):
+        top, _, bottom = digits.replace(",", "").replace(" ", "").partition("/")
+        if len(digits) > _LONGEST or (bottom and int(bottom) == 0):
             continue
         return Fraction(top) / (int(bottom) if bottom else 1)
     return None
@@ -98,8 +98,8 @@ class NumberMatch(_Match):
         wanted = last_number(str(answer))
         if wanted is None:
             raise UserError(f"the answer {answer!r} is not a number")
-        found = last_number(text)
-        return found is not None and abs(found - wanted) <= self.tolerance
+        number = last_number(text)
+        return number is not None and abs(number - wanted) <= self.tolerance
 
 
 @register("judge", "boxed")
@@ -110,12 +110,12 @@ class Boxed(_Match):
 
     def agrees(self, text: str, answer: Any) -> bool:
         """Whether the box holds it."""
-        found, answer = last_boxed(text), str(answer)
-        if found is None:
+        boxed, answer = last_boxed(text), str(answer)
+        if boxed is None:
             return False
-        if plain(found).replace(" ", "") == plain(answer).replace(" ", ""):
+        if plain(boxed).replace(" ", "") == plain(answer).replace(" ", ""):
             return True
-        sides = [side.strip().strip("$").strip() for side in (found, answer)]
+        sides = [side.strip().strip("$").strip() for side in (boxed, answer)]
         if not all(_ALL_NUMBER.fullmatch(side) for side in sides):
             return False
         values = [last_number(side) for side in sides]

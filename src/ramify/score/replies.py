@@ -49,10 +49,10 @@ class Scored(Middleware):
         if self.judge is None:
             return completion
         try:
-            (found,) = await judged(self.judge, [Item.of(self._path(given, completion, str(key)), Task("request", {}))])
+            (judgement,) = await judged(self.judge, [Item.of(self._path(given, completion, str(key)), Task("request", {}))])
         except (UserError, NeedsError) as error:  # a judge that needs what no request holds
-            found = Judgement(failure=str(error))
-        return scored(completion, [one for one in records(self.judge, "", found) if isinstance(one, Score)])
+            judgement = Judgement(failure=str(error))
+        return scored(completion, [record for record in records(self.judge, "", judgement) if isinstance(record, Score)])
 
     def _path(self, given: Prefix, completion: Completion, tree: str) -> Path:
         messages = completion.shown or tuple(TokenMessage(message) for message in given.messages)

@@ -115,11 +115,11 @@ def run_attempts(
     An attempt without a reward, by a score or along the path, is left out, never counted as failed; with ``unscored`` only one
     whose score has no value. Its reward is the score's value. The anchor of a state is the environment's ``state_key``, or the
     observation's text where it gave none. Raises UnscoredError when there is no attempt."""
-    found = False
-    for one in step_records(views(run, group, scorer), unscored):
-        found = True
-        yield one
-    if not found:
+    any_read = False
+    for attempt in step_records(views(run, group, scorer), unscored):
+        any_read = True
+        yield attempt
+    if not any_read:
         where = "" if group is None else f" in group '{group}'"
         names = ", ".join(f"'{name}'" for name in (*ALIASES["reward"][:2], ALIASES["success"][0]))
         others = ", ".join(sorted({name for name, _, given in run.scorers() if given} - {scorer}))

@@ -164,7 +164,7 @@ def read_trajectories(path: Path, layout: MessageLayout | None = None, skipped: 
     Raises UserError naming the file and line of what does not fit, and where two attempts have one task and trial. An attempt
     whose messages the chat template cannot lay out is added to ``skipped``, one sentence each, where that list is given.
     """
-    found: dict[str, Trajectory] = {}
+    by_name: dict[str, Trajectory] = {}
     trials: dict[str, int] = {}
     for number, record in read_lines(path):
         where = f"{path}:{number}"
@@ -174,18 +174,18 @@ def read_trajectories(path: Path, layout: MessageLayout | None = None, skipped: 
             trial = trials.get(task, 0) if named is None else named.value
             trials[task] = trials.get(task, 0) + 1
             name = f"{task}/{trial}"
-            if name in found:
+            if name in by_name:
                 raise UserError(f"attempt '{name}' is there twice")
             who = field(record, "policy_id", str, where, "")
             try:
-                found[name] = replace(_read(record, name, task, where, layout), policy=who)
+                by_name[name] = replace(_read(record, name, task, where, layout), policy=who)
             except NeedsError as error:
                 if skipped is None:
                     raise UserError(str(error)) from error
                 skipped.append(f"attempt '{name}' ({where}): {error}")
-    if not found and not skipped:
+    if not by_name and not skipped:
         raise UserError(f"{path} holds no attempt")
-    return list(found.values())
+    return list(by_name.values())
 
 
 def _read(record: dict[str, Any], name: str, task: str, where: str, layout: MessageLayout | None) -> Trajectory:
@@ -305,18 +305,18 @@ def run_trajectories(
     the row, and the sampled ones the actions; attempts of text alone are laid out by ``layout``.
     Raises UserError when there is no attempt.
     """
-    found, skipped = [], []
+    trajectories, skipped = [], []
     for attempt in views(run, group, scorer):
         try:
             if attempt.broken_off is not None:
                 raise NeedsError("an infrastructure failure cut it off")
             task = attempt.cohort if group is None else attempt.task
-            found.append(path_trajectory(attempt.path, task, attempt.reward, attempt.success, layout))
+            trajectories.append(path_trajectory(attempt.path, task, attempt.reward, attempt.success, layout))
         except (NeedsError, UserError) as error:
             skipped.append(f"attempt {attempt.leaf}: {error}")
-    if not found and not skipped:
+    if not trajectories and not skipped:
         raise UserError(f"{run.folder} holds no attempt" + ("" if group is None else f" in group '{group}'"))
-    return found, skipped
+    return trajectories, skipped
 
 
 def path_trajectory(

@@ -141,13 +141,13 @@ class Fields:
 
         Raises UserError naming ``place`` and field.
         """
-        found = self._found(record, "task", place, () if record_id else (_RECORD_ID,))
-        return None if found is None else _checked(found, place)
+        named = self._first_of(record, "task", place, () if record_id else (_RECORD_ID,))
+        return None if named is None else _checked(named, place)
 
     def attempt_of(self, record: Mapping[str, Any], place: str) -> Found | None:
         """The attempt a record is of, text or an integer; None where it names none."""
-        found = self._found(record, "attempt", place)
-        return None if found is None else _checked(found, place)
+        named = self._first_of(record, "attempt", place)
+        return None if named is None else _checked(named, place)
 
     def judged(self, record: Mapping[str, Any], place: str) -> Judged:
         """How the attempt ended: a number, numbers by name, or whether it succeeded. Raises UserError naming ``place`` and field.
@@ -158,13 +158,13 @@ class Fields:
         strict = {"reward", "success", self.reward}
         scores: dict[str, float | None] = {}
         names = set()
-        found = self._found(record, "reward", place, fits=lambda name, value: name in strict or _is_score(value))
-        if found is None:
-            found = next((Found(name, value) for name in _OUTCOMES if (value := _outcome(record.get(name))) is not None), None)
-        if found is not None:
-            names.add(found.name)
-            scores = _scores(found, place)
-        flag = self._found(record, "success", place, fits=lambda name, value: name in strict or _is_success(value))
+        scored = self._first_of(record, "reward", place, fits=lambda name, value: name in strict or _is_score(value))
+        if scored is None:
+            scored = next((Found(name, value) for name in _OUTCOMES if (value := _outcome(record.get(name))) is not None), None)
+        if scored is not None:
+            names.add(scored.name)
+            scores = _scores(scored, place)
+        flag = self._first_of(record, "success", place, fits=lambda name, value: name in strict or _is_success(value))
         success = None
         if flag is not None:
             if not _is_success(flag.value):
@@ -174,7 +174,7 @@ class Fields:
             scores.setdefault(IMPORTED, float(success))
         return Judged(scores, success, frozenset(names), *_ended(record, names))
 
-    def _found(
+    def _first_of(
         self,
         record: Mapping[str, Any],
         what: str,
@@ -196,12 +196,12 @@ class Fields:
 KNOWN = Fields()
 
 
-def required(found: Found | None, record: Mapping[str, Any], what: str, place: str) -> Found:
-    """``found``. Raises UserError naming the first name of ``what`` where it is None."""
-    if found is None:
+def required(field_read: Found | None, record: Mapping[str, Any], what: str, place: str) -> Found:
+    """``field_read``. Raises UserError naming the first name of ``what`` where it is None."""
+    if field_read is None:
         field(dict(record), ALIASES[what][0], (str, int), place)
-    assert found is not None
-    return found
+    assert field_read is not None
+    return field_read
 
 
 def name_in(record: Mapping[str, Any], what: str) -> str | None:
@@ -266,7 +266,7 @@ def _kind_of(error: Any) -> str:
 def message_of(error: object) -> str:
     """Another tool's error on one line: its text, or its message with its type; "" where it says that there was none."""
     if isinstance(error, list):
-        return next((text for one in error if (text := message_of(one))), "")
+        return next((text for part in error if (text := message_of(part))), "")
     if isinstance(error, Mapping):
         kind = next((error[k] for k in ("error_type", "exception_type", "type", "error", "code") if error.get(k)), None)
         message = next((error[k] for k in ("message", "exception_message", "detail", "traceback") if error.get(k)), None)
@@ -297,9 +297,9 @@ def _outcome(value: Any) -> Any:
     return number if _is_score(number) else inside if inside is not value and _is_score(inside) else None
 
 
-def _checked(found: Found, place: str) -> Found:
-    field({found.name: found.value}, found.name, (str, int), place)
-    return found
+def _checked(named: Found, place: str) -> Found:
+    field({named.name: named.value}, named.name, (str, int), place)
+    return named
 
 
 def _is_score(value: Any) -> bool:
@@ -312,14 +312,14 @@ def _is_success(value: Any) -> bool:
     return isinstance(value, bool) or (isinstance(value, (int, float)) and value in (0, 1))
 
 
-def _scores(found: Found, place: str) -> dict[str, float | None]:
-    if found.value is None:
+def _scores(scored: Found, place: str) -> dict[str, float | None]:
+    if scored.value is None:
         return {}
-    if not _is_score(found.value):
-        raise UserError(f"{place}: '{found.name}' must be a number, or an object with numbers by name")
-    if isinstance(found.value, Mapping):
-        return {str(name): None if value is None else _number(value) for name, value in found.value.items()}
-    return {IMPORTED: _number(found.value)}
+    if not _is_score(scored.value):
+        raise UserError(f"{place}: '{scored.name}' must be a number, or an object with numbers by name")
+    if isinstance(scored.value, Mapping):
+        return {str(name): None if value is None else _number(value) for name, value in scored.value.items()}
+    return {IMPORTED: _number(scored.value)}
 
 
 def _number(value: float) -> float:

@@ -74,9 +74,9 @@ def form_of(first: Mapping[str, Any] | None) -> str | None:
             return "responses"
         return "anthropic" if response.get("type") == "message" and "choices" not in response else None
     if isinstance(messages := first.get("messages"), list):
-        found = next((found[0] for found in map(part_of, messages) if found), None)
+        form = next((form[0] for form in map(part_of, messages) if form), None)
         roles = {value.get("role") for value in messages if isinstance(value, Mapping)}
-        return found or ("anthropic" if "system" in first and roles <= {"user", "assistant"} else None)
+        return form or ("anthropic" if "system" in first and roles <= {"user", "assistant"} else None)
     items = [value for name in ("items", "input", "output") if isinstance(value := first.get(name), list)]
     if any(
         isinstance(item, Mapping) and ("type" in item and ("role" in item or part_of(item))) for some in items for item in some
@@ -84,15 +84,15 @@ def form_of(first: Mapping[str, Any] | None) -> str | None:
         return "responses"
     if "role" in first and first.get("type") == "message":
         return "anthropic" if "stop_reason" in first else "responses"
-    own = part_of(first)
-    return None if own is None else own[0]
+    part = part_of(first)
+    return None if part is None else part[0]
 
 
 def _read(value: Any, spot: str) -> Message:
     """A message; refused where it holds content that only another reader understands."""
-    own = part_of(value)
-    if own is not None:
-        raise UserError(f"{spot} holds '{own[1]}', which is {_WHOSE[own[0]]}: import it with --from {own[0]}")
+    part = part_of(value)
+    if part is not None:
+        raise UserError(f"{spot} holds '{part[1]}', which is {_WHOSE[part[0]]}: import it with --from {part[0]}")
     return read_message(value, spot)
 
 
@@ -127,9 +127,9 @@ def hang_chat(
 
 def open_calls(messages: Sequence[Message]) -> dict[str, Any]:
     """The mark of an attempt's calls without a result, among the data of its last message; they are counted."""
-    found = unanswered(messages)
-    opened(len(found))
-    return {"unanswered": found} if found else {}
+    calls = unanswered(messages)
+    opened(len(calls))
+    return {"unanswered": calls} if calls else {}
 
 
 class CallReply(NamedTuple):
@@ -238,8 +238,8 @@ def _redacted(value: dict[str, Any]) -> dict[str, Any]:
     """A log of calls may hold request headers and keys."""
     from ramify.base.secrets import redact
 
-    found: dict[str, Any] = redact(plain(value))
-    return found
+    safe: dict[str, Any] = redact(plain(value))
+    return safe
 
 
 def _tree(run: Run, task: Found | None, number: int) -> str:

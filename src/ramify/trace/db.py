@@ -201,19 +201,19 @@ class Run:
         cls,
         path: FilePath | str,
         config: Mapping[str, Any],
-        own: bool = True,
+        trusted: bool = True,
         kind: str = "",
         parts: Mapping[str, Any] | None = None,
     ) -> Run:
         """Make a new run in the folder ``path`` and open it for writing; ``config`` is the first thing stored.
 
-        ``own`` is False where ``config`` was read from a file: see ``foreign``.
+        ``trusted`` is False where ``config`` was read from a file: see ``foreign``.
         ``kind`` and ``parts`` are those of :meth:`begin`.
 
         Raises UserError when the folder holds a run already, when another process writes there, or when it cannot be made.
         """
         folder = FilePath(path)
-        meta = {"ramify": VERSION, "config": dict(config), OWNER: this_user() if own else ""}
+        meta = {"ramify": VERSION, "config": dict(config), OWNER: this_user() if trusted else ""}
         meta |= {key: value for key, value in (("verb", kind), ("parts", dict(parts or {}))) if value}
         rows = [(key, schema.to_json(value, f"the {key} of the run")) for key, value in meta.items()]
         try:
@@ -373,7 +373,7 @@ class Run:
         key: str,
         of: type[T],
         make: Callable[[], tuple[T, Iterable[Record]]],
-        also: Callable[[T], object] = lambda made: None,
+        also: Callable[[T], object] = lambda value: None,
     ) -> T:
         """The journal as memo: what it holds as ``key`` of ``kind``, read as ``of``; else what ``make`` returns, which is
         committed whole together with its records and with what ``also`` does, for what no record says (a judge that is replaced).
@@ -388,7 +388,7 @@ class Run:
         key: str,
         of: type[T],
         make: Callable[[], Awaitable[tuple[T, Iterable[Record]]]],
-        also: Callable[[T], object] = lambda made: None,
+        also: Callable[[T], object] = lambda value: None,
     ) -> T:
         """:meth:`once` of what must be awaited."""
         held = self._held(kind, key, of)
@@ -399,9 +399,9 @@ class Run:
         many: Any = dict.__class_getitem__((str, of))  # read at once, which takes two thirds of the time
         entries = self.journal(kind)
         with suppress(UserError):
-            found: dict[str, T] = codec.from_json(many, {one.key: one.payload for one in entries})
-            return found
-        return {one.key: self._read(kind, one.key, of, one.payload) for one in entries}  # one by one says which is none
+            payloads: dict[str, T] = codec.from_json(many, {entry.key: entry.payload for entry in entries})
+            return payloads
+        return {entry.key: self._read(kind, entry.key, of, entry.payload) for entry in entries}  # one by one says which is none
 
     def _held(self, kind: str, key: str, of: type[T]) -> tuple[T] | None:
         known = self.journal(kind, key)
@@ -410,12 +410,12 @@ class Run:
     def _read(self, kind: str, key: str, of: type[T], payload: Any) -> T:
         return codec.from_json(of, payload, f"{self.folder}, {kind} '{key}'")
 
-    def _make(self, kind: str, key: str, made: T, records: Iterable[Record], also: Callable[[T], object]) -> T:
+    def _make(self, kind: str, key: str, value: T, records: Iterable[Record], also: Callable[[T], object]) -> T:
         with self.transaction():
             self.add(*records)
-            self.log(kind, key, codec.to_json(made))
-            also(made)
-        return made
+            self.log(kind, key, codec.to_json(value))
+            also(value)
+        return value
 
     def commit(self) -> None:
         """Make everything added so far durable, whole or not at all.
@@ -488,7 +488,7 @@ class Run:
             return 0
         before = self._erased()
         with self.transaction():
-            number = sum(1 for one, _ in self._replaced() if one == slot) + 1
+            number = sum(1 for replaced_slot, _ in self._replaced() if replaced_slot == slot) + 1
             self.log(JUDGE, f"{slot} {number}", {**(about or {}), "slot": slot, "judge": judge})
         erased = self._erased() - before
         sql = f"SELECT count(*) FROM scores WHERE judge_set IN {_LISTED}"
@@ -539,11 +539,11 @@ class Run:
     def find(self, name: str) -> str:
         """The full id of a node from the start of it. Raises UserError when no node or more than one starts so."""
         sql = "SELECT id FROM nodes WHERE id >= ? AND id < ? ORDER BY id LIMIT 9"
-        found = [row[0] for row in self._rows(sql, name, name + "g")]  # ids are hexadecimal: "g" sorts after all of them
-        if len(found) == 1:
-            return str(found[0])
-        if found:
-            listed = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+        ids = [row[0] for row in self._rows(sql, name, name + "g")]  # ids are hexadecimal: "g" sorts after all of them
+        if len(ids) == 1:
+            return str(ids[0])
+        if ids:
+            listed = ", ".join(ids[:8]) + (", ..." if len(ids) > 8 else "")
             raise UserError(f"node '{name}' is ambiguous in {self.folder}: {listed}")
         around = [
             *self._rows("SELECT id FROM nodes WHERE id > ? ORDER BY id LIMIT 1", name),
@@ -568,12 +568,12 @@ class Run:
 
     def context(self, name: str) -> Context:
         """The context of that hash. Raises UserError when there is none."""
-        return schema.row_context(self._one("SELECT body, hash FROM contexts WHERE hash = ?", name, f"no context '{name}'"))
+        return schema.row_context(self._required("SELECT body, hash FROM contexts WHERE hash = ?", name, f"no context '{name}'"))
 
     def provenance(self, name: str) -> Provenance:
         """The provenance of that hash. Raises UserError when there is none."""
         return schema.row_provenance(
-            self._one("SELECT body, hash FROM provenances WHERE hash = ?", name, f"no provenance '{name}'")
+            self._required("SELECT body, hash FROM provenances WHERE hash = ?", name, f"no provenance '{name}'")
         )
 
     def attempts(self, tree: str | None = None, purpose: str | None = None, leaf: str | None = None) -> list[AttemptRecord]:
@@ -603,10 +603,10 @@ class Run:
 
         ``counting``: those that count; False: those that a replaced judge gave (:meth:`replace_judge`); None: all.
         """
-        found = self._matching(Score, tree, {"s.scorer": scorer, "n.id": node})
+        matching = self._matching(Score, tree, {"s.scorer": scorer, "n.id": node})
         if counting is None or not (now := self.incumbents()):
-            return found if counting is not False else []
-        return [one for one in found if counts(one.judges, now) is counting]
+            return matching if counting is not False else []
+        return [score for score in matching if counts(score.judges, now) is counting]
 
     def incumbents(self) -> dict[str, str]:
         """The judge whose scores count, by slot; slots in which no judge was ever replaced, where all count, are left out."""
@@ -670,12 +670,12 @@ class Run:
 
     def faults(self) -> list[str]:
         """Faults found by SQLite's own check of the file, and rows that refer to missing rows."""
-        found = [str(row[0]) for row in self._rows("PRAGMA integrity_check")]
+        damage = [str(row[0]) for row in self._rows("PRAGMA integrity_check")]
         rows = [
             f"row {row[1]} of {row[0]} refers to a row of {row[2]} that does not exist"
             for row in self._rows("PRAGMA foreign_key_check")
         ]
-        return [line for line in found if line != "ok"] + rows
+        return [line for line in damage if line != "ok"] + rows
 
     def unreadable(self, kind: type[Record] | type[TreeInfo] | type[JournalEntry]) -> Iterator[str]:
         """One sentence for each record of ``kind`` that cannot be read, or whose content is not what its hash says."""
@@ -800,13 +800,13 @@ class Run:
 
     def _replaced(self) -> list[tuple[str, str]]:
         """(slot, judge) of every replacement, in order. Raises RamifyError where an entry is damaged."""
-        found = []
+        replaced = []
         for entry in self.journal(JUDGE):
             payload = entry.payload if isinstance(entry.payload, dict) else {}
             if not isinstance(payload.get("slot"), str) or not isinstance(payload.get("judge"), str):
                 raise RamifyError(f"cannot read {self.folder / FILE}: the journal's entry '{entry.key}' names no slot and judge")
-            found.append((payload["slot"], payload["judge"]))
-        return found
+            replaced.append((payload["slot"], payload["judge"]))
+        return replaced
 
     def _tree_seq(self, name: str) -> int:
         row = self._row("SELECT seq FROM trees WHERE name = ?", name)
@@ -865,7 +865,7 @@ class Run:
             return UserError(f"a name looked up in {self.folder} is not valid text: {error.reason}")
         return RamifyError(f"cannot read {self.folder / FILE}: {' '.join(str(error).split())}")
 
-    def _one(self, sql: str, name: str, missing: str) -> tuple[Any, ...]:
+    def _required(self, sql: str, name: str, missing: str) -> tuple[Any, ...]:
         row = self._row(sql, name)
         if row is None:
             raise UserError(f"{self.folder} has {missing}")

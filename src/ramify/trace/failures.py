@@ -49,9 +49,9 @@ def failures(run: Run) -> Failures:
     """Every failed attempt of a run. In trees without records those that end at a failed node."""
     records = run.attempts()
     recorded = {record.tree for record in records}
-    found = {record.leaf: record.failure for record in records if record.failure is not None}
-    found |= {node.id: str(failure_of(node)) for node in run.failed() if node.tree not in recorded}
-    return Failures(len({*run.ends(), *found}) if found else 0, found)
+    reasons = {record.leaf: record.failure for record in records if record.failure is not None}
+    reasons |= {node.id: str(failure_of(node)) for node in run.failed() if node.tree not in recorded}
+    return Failures(len({*run.ends(), *reasons}) if reasons else 0, reasons)
 
 
 def failure_of(end: Node, record: AttemptRecord | None = None) -> str | None:
@@ -61,8 +61,8 @@ def failure_of(end: Node, record: AttemptRecord | None = None) -> str | None:
     if end.stop != "failed":
         return None
     about = [end.data, *(value for name in ("sample", "record", "response") if isinstance(value := end.data.get(name), Mapping))]
-    for one in about:
+    for fields in about:
         for name in FAILURES:
-            if why := message_of(one.get(name)):
+            if why := message_of(fields.get(name)):
                 return why
     return "a failure that says no more"

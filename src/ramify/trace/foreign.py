@@ -191,14 +191,14 @@ def end_attempt(
     failure = judged.failure or failure_of(end)
     outcome, reward = (judged.success, judged.scores.get(IMPORTED)) if failure is None else (None, None)
     cut = known.truncated or end.stop == "truncated"
-    found = replace(known, leaf=end.id, outcome=outcome, reward=reward, truncated=cut, failure=failure)
-    run.add(*judged.as_scores(end.id), found)
+    record = replace(known, leaf=end.id, outcome=outcome, reward=reward, truncated=cut, failure=failure)
+    run.add(*judged.as_scores(end.id), record)
 
 
 def open_attempt(run: Run, reply: Node) -> AttemptRecord | None:
     """The record of the attempt that ends at ``reply`` so far, where nobody judged it: what follows there continues it."""
-    found = run.attempts(leaf=reply.id)
-    return next((one for one in found if one.success is None and one.failure is None), None)
+    records = run.attempts(leaf=reply.id)
+    return next((record for record in records if record.success is None and record.failure is None), None)
 
 
 class Thread:

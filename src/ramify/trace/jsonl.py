@@ -105,7 +105,7 @@ def read_exported(path: Path, folder: Path) -> int:
 
 @contextmanager
 def new_run(
-    folder: Path, config: dict[str, Any], kind: str = "import", parts: dict[str, Any] | None = None, own: bool = False
+    folder: Path, config: dict[str, Any], kind: str = "import", parts: dict[str, Any] | None = None, trusted: bool = False
 ) -> Iterator[Run]:
     """A run that appears in ``folder`` only when the block succeeds; arguments as in :meth:`Run.create`.
 
@@ -121,7 +121,7 @@ def new_run(
     except OSError as error:
         raise refusal(f"cannot make {folder}", error) from error
     try:
-        with Run.create(part, config, own=own, kind=kind, parts=parts) as run:
+        with Run.create(part, config, trusted=trusted, kind=kind, parts=parts) as run:
             yield run
         os.replace(part, folder)
     except OSError as error:

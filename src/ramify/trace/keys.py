@@ -82,16 +82,16 @@ class StatePattern:
 
     def states(self, observations: Sequence[Any]) -> list[Any]:
         """The state of each observation."""
-        return [self._state(one) if isinstance(one, str) else one for one in observations]
+        return [self._state(observation) if isinstance(observation, str) else observation for observation in observations]
 
     def _state(self, text: str) -> Any:
-        found = self._search(text)
+        match = self._search(text)
         self._texts += 1
-        if found is None:
+        if match is None:
             self._missed = self._missed or text
             return text
         self._found += 1
-        return found[found.re.groups] if found.re.groups < 2 else list(found.groups())
+        return match[match.re.groups] if match.re.groups < 2 else list(match.groups())
 
     def check(self) -> list[str]:
         """One sentence where some of the texts so far did not hold it, none where all did. Raises UserError where no text did."""

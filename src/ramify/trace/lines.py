@@ -269,39 +269,39 @@ def first_record(path: Path) -> tuple[int, dict[str, Any] | None]:
             with suppress(UserError):
                 return 1, next(_listed(path), None)
             return 1, None
-        number, found, _ = _start(path)
+        number, value, _ = _start(path)
     except (OSError, ValueError, RecursionError):
         return 1, None
-    if isinstance(found, dict) and _is_list(found.get(_WRAPPED)):
-        found = found[_WRAPPED][0]
-    return number, found if isinstance(found, dict) else None
+    if isinstance(value, dict) and _is_list(value.get(_WRAPPED)):
+        value = value[_WRAPPED][0]
+    return number, value if isinstance(value, dict) else None
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
 def read_document(path: Path) -> Any:
     """The content of a file that is one JSON document over several lines, or one list;
     None of JSON lines and of anything else."""
     try:
-        _, found, whole = _start(path)
+        _, value, whole = _start(path)
     except (OSError, ValueError, RecursionError):
         return None
-    return found if whole or isinstance(found, list) else None
+    return value if whole or isinstance(value, list) else None
 
 
 def read_json(path: Path, kind: type) -> Any:
     """The JSON document in a file. Raises UserError where it cannot be read, is not JSON, or not of ``kind``."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, kind):
+    if not isinstance(value, kind):
         raise UserError(f"{path} must hold {_NAMES[kind]}")
-    return found
+    return value
 
 
 def _start(path: Path) -> tuple[int, Any, bool]:

@@ -51,8 +51,8 @@ class Message:
     @property
     def reasoning(self) -> str:
         """The reasoning before the text, where it was separate from it."""
-        found = [self.data.get(name) for name in ("reasoning", "reasoning_content", "thinking")]
-        return next((one for one in found if isinstance(one, str) and one), "")
+        texts = [self.data.get(name) for name in ("reasoning", "reasoning_content", "thinking")]
+        return next((text for text in texts if isinstance(text, str) and text), "")
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -172,7 +172,7 @@ def read_message(value: Any, spot: str) -> Message:
     calls = value.get("tool_calls")
     if calls is None and value.get("function_call") is not None:
         calls = [value["function_call"]]
-    content, made, about = _sorted_parts(content, spot)
+    content, part_calls, about = _sorted_parts(content, spot)
     text, parts = content_of(content, spot)
     left = ("role", "content", "tool_calls", "function_call", *(() if used == "refusal" else (used,)))
     data = {**about, **{k: v for k, v in value.items() if k not in left and v is not None}}
@@ -181,8 +181,8 @@ def read_message(value: Any, spot: str) -> Message:
         data["tool_call_id"] = str(data.pop("tool_call_ids")[0])
     if parts is not None:
         data["content"] = parts
-    if calls is not None or made:
-        data["tool_calls"] = calls_of([*_listed(calls or [], spot), *made], spot)
+    if calls is not None or part_calls:
+        data["tool_calls"] = calls_of([*_listed(calls or [], spot), *part_calls], spot)
     if not value.get("content") and value.get("content") != "" and not text and not parts and not data.get("tool_calls"):
         refuse_unknown(value, FIELDS, spot, "'content' nor 'tool_calls'")
     unread(data, FIELDS, "message")
@@ -210,9 +210,9 @@ def _sorted_parts(content: Any, spot: str) -> tuple[Any, list[Any], dict[str, An
         elif kind in _RESULT_KINDS:
             results.append(part.get("functionResponse") or part.get("function_response") or part)
         elif kind in _THOUGHTS:
-            thoughts += [text for name in (kind, *_TEXTS) if (text := _said(part.get(name), f"{spot}: part {at} of 'content'"))][
-                :1
-            ]
+            thoughts += [
+                text for name in (kind, *_TEXTS) if (text := _text_of(part.get(name), f"{spot}: part {at} of 'content'"))
+            ][:1]
             rest.append(part)
         else:
             rest.append(part)
@@ -269,20 +269,20 @@ def _part(part: Any, spot: str, whole: str) -> tuple[str, bool]:
     name = next((name for name in _TEXTS if part.get(name) is not None), None)
     text_only = kind in _TEXT_KINDS
     if name is None:
-        media = [key for key in part if any(one in str(key).lower() for one in _MEDIA)]
+        media = [key for key in part if any(word in str(key).lower() for word in _MEDIA)]
         if text_only and not (kind is None and media):
             what = f"of type '{kind}'" if kind else "of no type"
             raise UserError(f"{spot} is {what} and holds no text: its fields are {', '.join(map(repr, part)) or 'none'}")
-        if not any(one in str(kind).lower() for one in _MEDIA) and not media:
+        if not any(word in str(kind).lower() for word in _MEDIA) and not media:
             unread({str(kind): dict(part)}, (), "part")
         return "", False
-    text = _said(part[name], whole)
+    text = _text_of(part[name], whole)
     if text_only:
         unread(part, ("type", name, "id", "annotations", "cache_control", "logprobs"), "part")
     return text, text_only
 
 
-def _said(value: Any, spot: str) -> str:
+def _text_of(value: Any, spot: str) -> str:
     """Text, or that of what holds it."""
     return content_of(value, spot)[0]
 
@@ -369,9 +369,9 @@ def _call(call: Any, spot: str) -> dict[str, Any]:
     key = next((key for key in _CALL_IDS if isinstance(call.get(key), str)), None)
     taken = {"function", "type", name, arguments, key}
     rest = {k: v for k, v in call.items() if k not in taken and v is not None}
-    made = {"name": about[name], "arguments": as_text({} if arguments is None else about[arguments])}
+    entry = {"name": about[name], "arguments": as_text({} if arguments is None else about[arguments])}
     kind = call.get("type") if call.get("type") not in (*_CALL_KINDS, None) else "function"
-    return {**({} if key is None else {"id": call[key]}), "type": kind, **rest, "function": made}
+    return {**({} if key is None else {"id": call[key]}), "type": kind, **rest, "function": entry}
 
 
 def unanswered(messages: Sequence[Message]) -> list[dict[str, str]]:
@@ -524,12 +524,12 @@ _SPOKEN = re.compile(r"^([\w.-]+)\((\{.*\})\)$", re.DOTALL)
 def unspoken(text: str) -> str:
     """What :meth:`Message.spoken` says of a reply with calls, as a reply in which they are written; any other text as it is."""
     lines, calls = text.split("\n"), list[dict[str, Any]]()
-    while lines and (found := _SPOKEN.match(lines[-1])) is not None:
+    while lines and (match := _SPOKEN.match(lines[-1])) is not None:
         try:
-            json.loads(found[2])
+            json.loads(match[2])
         except ValueError:
             break
-        calls.insert(0, {"type": "function", "function": {"name": found[1], "arguments": found[2]}})
+        calls.insert(0, {"type": "function", "function": {"name": match[1], "arguments": match[2]}})
         lines.pop()
     return joined_reply("\n".join(lines), calls) if calls else text
 

@@ -55,18 +55,18 @@ class Notes:
 
     def sentences(self) -> list[str]:
         """What was not understood, a line each; none where all was."""
-        found = []
+        lines = []
         if self.fields:
             named = ", ".join(f"'{name}' of {plural(n, of)}" for (name, of), n in sorted(self.fields.items()))
-            found.append(f"not understood: {named}")
+            lines.append(f"not understood: {named}")
         if self.open_calls:
-            found.append(
+            lines.append(
                 f"{plural(self.open_calls, 'call')} of tools without a result: marked as 'unanswered' where the attempt ends"
             )
         if self.bad:
             more = f"; and {len(self.bad) - NAMED} more" if len(self.bad) > NAMED else ""
-            found.append(f"left out {plural(len(self.bad), 'bad record')}: {'; '.join(self.bad[:NAMED])}{more}")
-        return found
+            lines.append(f"left out {plural(len(self.bad), 'bad record')}: {'; '.join(self.bad[:NAMED])}{more}")
+        return lines
 
     def loss(self) -> str:
         """What was not written, as a clause; "" where all was."""

@@ -37,9 +37,9 @@ class Decider:
 
     def scores(self, run: Run, tree: str) -> dict[str, Score]:
         """Its scores in a tree, by node."""
-        found = run.scores(tree=tree, scorer=self.scorer)
-        own = {v.node: v for v in found if (not v.unit.startswith(_PART) if self.unit is None else v.unit == self.unit)}
-        return own if self.also is None else {**self.also.scores(run, tree), **own}
+        scores = run.scores(tree=tree, scorer=self.scorer)
+        deciding = {v.node: v for v in scores if (not v.unit.startswith(_PART) if self.unit is None else v.unit == self.unit)}
+        return deciding if self.also is None else {**self.also.scores(run, tree), **deciding}
 
 
 #: Decides nothing.
@@ -135,11 +135,11 @@ def ended(run: Run, tree: str, deciding: Decider) -> list[Ending]:
 def by_leaf(records: Iterable[AttemptRecord]) -> dict[str, AttemptRecord]:
     """Records by the node at which they end. Of several that end at one, as where every try failed at once, the last that did not
     fail, else the last."""
-    found: dict[str, AttemptRecord] = {}
+    deciding: dict[str, AttemptRecord] = {}
     for record in records:
-        if record.failure is None or record.leaf not in found:
-            found[record.leaf] = record
-    return found
+        if record.failure is None or record.leaf not in deciding:
+            deciding[record.leaf] = record
+    return deciding
 
 
 def succeeded(record: AttemptRecord | None, score: Score | None) -> bool | None:
@@ -166,7 +166,7 @@ def successes(run: Run, deciding: Decider) -> Iterator[tuple[bool, bool | None]]
     for info in run.trees():
         ends = ended(run, info.name, deciding)
         if ends:
-            yield from ((one.fork, None if one.node in failed else one.success) for one in ends)
+            yield from ((end.fork, None if end.node in failed else end.success) for end in ends)
         elif not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
             tree = run.tree(info.name)
             for leaf in tree.leaves():

@@ -43,12 +43,12 @@ def read_outcomes(path: Path) -> dict[str, Judged]:
     if path.name in _BESIDE:
         return _of_trial(path, path.parent.parent)
     try:
-        found = dict(_table(path)) if path.suffix.lower() in (".csv", ".tsv") else dict(_json(path))
+        outcomes = dict(_table(path)) if path.suffix.lower() in (".csv", ".tsv") else dict(_json(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
-    if not found:
+    if not outcomes:
         raise UserError(f"{path} names no outcome")
-    return found
+    return outcomes
 
 
 def _of_trial(file: Path, root: Path) -> dict[str, Judged]:
@@ -70,7 +70,9 @@ def _reward(file: Path) -> Judged:
 def beside(file: Path, root: Path) -> Judged | None:
     """The outcome in a ``verifier/reward.txt`` or ``reward.json`` beside a file, in its folder or one above it up to ``root``."""
     folders = (
-        [file.parent, file.parent.parent] if file == root else [one for one in file.parents if one == root or root in one.parents]
+        [file.parent, file.parent.parent]
+        if file == root
+        else [above for above in file.parents if above == root or root in above.parents]
     )
     for folder in folders if str(file) != "-" else ():
         for name in _BESIDE:
@@ -86,9 +88,9 @@ def outcome_of(value: Any, place: str) -> Judged:
     if isinstance(value, (bool, int, float)):
         return Judged({IMPORTED: float(value)}, value if isinstance(value, bool) else None, frozenset())
     if isinstance(value, Mapping):
-        found = KNOWN.judged(value, place)
-        if found.scores or found.failure is not None:
-            return found
+        judged = KNOWN.judged(value, place)
+        if judged.scores or judged.failure is not None:
+            return judged
     raise UserError(
         f"{place}: {str(value)[:60]!r} is not an outcome: it is a number, true or false, or an object with one under 'reward'"
     )
@@ -180,15 +182,15 @@ def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -
     unmatched = []
     given: dict[str, Judged] = {}
     for key, judged in outcomes.items():
-        found = ends.get(key) or paths.get(_plain(key)) or themselves.get(key) or set()
-        if len(found) > 1:
+        leaves = ends.get(key) or paths.get(_plain(key)) or themselves.get(key) or set()
+        if len(leaves) > 1:
             raise UserError(
-                f"{source}: '{key}' is the name of {len(found)} attempts, and there is one outcome: name them by their files, or "
+                f"{source}: '{key}' is the name of {len(leaves)} attempts, and there is one outcome: name them by their files, or "
                 "by the ids of their traces or sessions"
             )
-        if not found:
+        if not leaves:
             unmatched.append(key)
-        given |= dict.fromkeys(found, judged)
+        given |= dict.fromkeys(leaves, judged)
     if not given:
         known = [*ends, *paths, *themselves]
         raise UserError(

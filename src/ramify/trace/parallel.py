@@ -14,12 +14,12 @@ def by_call(results: Sequence[T], reply: Mapping[str, Any], data: Callable[[T], 
     They say it by the call's id, or by the tool's name. As they are where one does not say it, or two answer the same call.
     """
     calls = reply.get("tool_calls")
-    made = [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-    ids, tools = [call.get("id") for call in made], [_tool(call) for call in made]
-    places = [_place(ids, tools, data(one)) for one in results]
+    readable = [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    ids, tools = [call.get("id") for call in readable], [_tool(call) for call in readable]
+    places = [_place(ids, tools, data(result)) for result in results]
     if -1 in places or len(set(places)) < len(places):
         return list(results)
-    return [one for _, one in sorted(zip(places, results, strict=True), key=lambda pair: pair[0])]
+    return [result for _, result in sorted(zip(places, results, strict=True), key=lambda pair: pair[0])]
 
 
 def _tool(call: Mapping[str, Any]) -> Any:
@@ -37,13 +37,13 @@ def _place(ids: list[Any], tools: list[Any], result: Mapping[str, Any]) -> int:
 
 def results_in_order(messages: Sequence[T], data: Callable[[T], Mapping[str, Any]], role: Callable[[T], str]) -> list[T]:
     """A conversation in which the results between two replies stand in the order of their calls (:func:`by_call`)."""
-    found: list[T] = []
+    ordered: list[T] = []
     waiting: list[T] = []
     reply: Mapping[str, Any] = {}
-    for one in messages:
-        if role(one) == "tool":
-            waiting.append(one)
+    for message in messages:
+        if role(message) == "tool":
+            waiting.append(message)
             continue
-        found += [*by_call(waiting, reply, data), one]
-        waiting, reply = [], data(one) if role(one) == "assistant" else {}
-    return [*found, *by_call(waiting, reply, data)]
+        ordered += [*by_call(waiting, reply, data), message]
+        waiting, reply = [], data(message) if role(message) == "assistant" else {}
+    return [*ordered, *by_call(waiting, reply, data)]

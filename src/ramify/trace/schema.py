@@ -201,10 +201,10 @@ def from_json(value: str | bytes) -> Any:
 
 def from_object(value: str | bytes) -> dict[str, Any]:
     """Like :func:`from_json`, of a column that holds objects only."""
-    found = from_json(value)
-    if not isinstance(found, dict):
-        raise RamifyError(f"a stored record is damaged: {str(found)[:40]!r} is not an object")
-    return found
+    record = from_json(value)
+    if not isinstance(record, dict):
+        raise RamifyError(f"a stored record is damaged: {str(record)[:40]!r} is not an object")
+    return record
 
 
 def finite(value: float | None, what: str) -> float | None:

@@ -57,5 +57,5 @@ def sentence_offsets(node: Node, by: By = "prose", start: int = 0) -> list[int]:
     spans = sentences(text, by)
     if not spans:
         return []
-    found = [start, *(int(np.searchsorted(ends, begin + end, side="right")) for _, end in spans)]
-    return [offset for i, offset in enumerate(found) if i == 0 or offset > found[i - 1]]
+    offsets = [start, *(int(np.searchsorted(ends, begin + end, side="right")) for _, end in spans)]
+    return [offset for i, offset in enumerate(offsets) if i == 0 or offset > offsets[i - 1]]

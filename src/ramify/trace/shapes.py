@@ -48,18 +48,18 @@ def normal(record: dict[str, Any], place: str = "") -> dict[str, Any]:
     """The record with its JSON text read, and its conversation under ``messages``.
 
     Raises UserError naming ``place`` and field where text that stands for a list is not JSON; without a ``place`` it stays."""
-    found = record
+    renamed = record
     for name in (*_JSON, *_EITHER):
         value = record.get(name)
         if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
             read = _read(value, f"{place}: '{name}'" if place else "", name in _JSON, name in _STRICT)
             if read is not value:
-                found = {**found, name: read}
-    if "messages" not in found:
-        talk = next((name for name in _TALKS[1:] if _is_talk(name, found.get(name))), None)
+                renamed = {**renamed, name: read}
+    if "messages" not in renamed:
+        talk = next((name for name in _TALKS[1:] if _is_talk(name, renamed.get(name))), None)
         if talk is not None:
-            found = {("messages" if key == talk else key): value for key, value in found.items()}
-    return found
+            renamed = {("messages" if key == talk else key): value for key, value in renamed.items()}
+    return renamed
 
 
 def _read(text: str, spot: str, json_only: bool, strict: bool) -> Any:
@@ -74,7 +74,7 @@ def _read(text: str, spot: str, json_only: bool, strict: bool) -> Any:
         return text
     if json_only:
         return value
-    return value if isinstance(value, list) and value and all(_is_message(one) for one in value) else text
+    return value if isinstance(value, list) and value and all(_is_message(message) for message in value) else text
 
 
 def _is_message(value: Any) -> bool:
@@ -84,4 +84,4 @@ def _is_message(value: Any) -> bool:
 def _is_talk(name: str, value: Any) -> bool:
     if not isinstance(value, list):
         return False
-    return all(isinstance(one, Mapping) and "role" in one for one in value) and (bool(value) or name == "traj")
+    return all(isinstance(message, Mapping) and "role" in message for message in value) and (bool(value) or name == "traj")

@@ -30,14 +30,14 @@ def opened(source: Path, form: str | None = None, fields: Fields | None = None) 
     if folder is not None:
         if form is not None:
             raise UserError(f"{source} is a run, which has no other format, so --from does not apply")
-        with Run.open(folder) as run, _named(run, source):
+        with Run.open(folder) as run, _errors_name(run, source):
             yield run
         return
     if source.is_dir() and form is None:
         raise UserError(f"{source} is a folder and not that of a run: it holds no {FILE}")
     with tempfile.TemporaryDirectory() as scratch:
         read_run(source, Path(scratch) / "run", form, fields)
-        with Run.open(Path(scratch) / "run") as run, _named(run, source):
+        with Run.open(Path(scratch) / "run") as run, _errors_name(run, source):
             yield run
 
 
@@ -48,7 +48,7 @@ def run_folder(source: Path) -> Path | None:
 
 def next_run(name: str) -> Path:
     """The next free ``runs/NAME-N``."""
-    taken = [int(found[1]) for path in RUNS.glob(f"{name}-*") if (found := re.fullmatch(rf"{name}-(\d+)", path.name))]
+    taken = [int(match[1]) for path in RUNS.glob(f"{name}-*") if (match := re.fullmatch(rf"{name}-(\d+)", path.name))]
     return RUNS / f"{name}-{max(taken, default=0) + 1}"
 
 
@@ -75,7 +75,7 @@ def keep(source: Path, records: Iterable[Record], also: Callable[[Run], None] = 
 
 
 @contextmanager
-def _named(run: Run, source: Path) -> Iterator[None]:
+def _errors_name(run: Run, source: Path) -> Iterator[None]:
     try:
         yield
     except (UserError, NeedsError) as error:

@@ -67,13 +67,13 @@ class TokenMessage(NamedTuple):
 
 def token_messages(parts: Sequence[Part]) -> list[TokenMessage]:
     """The messages of consecutive parts, tokens kept as they are; an empty root is none."""
-    made: list[TokenMessage] = []
+    messages: list[TokenMessage] = []
     at, i = 0, 0
     for group in by_message(parts):
         while parts[i] is not group[0]:
             at, i = at + _length(parts[i]), i + 1
-        made.append(_token_message(group, at))
-    return made
+        messages.append(_token_message(group, at))
+    return messages
 
 
 def _length(part: Part) -> int:
@@ -104,9 +104,9 @@ def _token_message(group: Sequence[Part], at: int) -> TokenMessage:
         ends.append(None if node.ends is None else node.ends[start:end] - before + size)
         size += len(node.text) if end == len(node) or node.ends is None else int(node.ends[end - 1]) if end else 0
         size -= before
-    own = tuple(part[0] for part in group if not isinstance(part, Insert))
+    nodes = tuple(part[0] for part in group if not isinstance(part, Insert))
     row = _joined(tokens)
-    return TokenMessage(message, row, _joined(ends), None if row is None else np.concatenate(sampled), own, at)
+    return TokenMessage(message, row, _joined(ends), None if row is None else np.concatenate(sampled), nodes, at)
 
 
 def _joined(pieces: Iterable[np.ndarray | None]) -> np.ndarray | None:
@@ -154,7 +154,7 @@ class SeenSoFar(NamedTuple):
         """What was observed, as text: results of calls that were made together in the order of the calls, however they came."""
         if len(self.observed) == 1:
             return self.observed[0].text
-        return "\n".join([one.text for one in by_call(self.observed, self.before, lambda one: one.data)])
+        return "\n".join([message.text for message in by_call(self.observed, self.before, lambda message: message.data)])
 
 
 class Step(NamedTuple):
@@ -227,9 +227,9 @@ class HowEnded:
         where nobody said, and where a failure ended it."""
         if self.node.stop == "failed":
             return None
-        found = succeeded(self.record, self.score)
-        if found is not None or self.score is not None or (reward := self.reward) is None:
-            return found
+        recorded = succeeded(self.record, self.score)
+        if recorded is not None or self.score is not None or (reward := self.reward) is None:
+            return recorded
         return reward > 0
 
     @property
@@ -355,7 +355,7 @@ def messages_of(path: Path) -> list[TokenMessage]:
 
 def opening_of(messages: Sequence[TokenMessage]) -> tuple[TokenMessage, ...]:
     """The messages of the system that stand before any other."""
-    return tuple(messages[: next((i for i, one in enumerate(messages) if one.role != "system"), len(messages))])
+    return tuple(messages[: next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))])
 
 
 def seen_after(messages: Iterable[TokenMessage]) -> SeenSoFar:
@@ -367,13 +367,13 @@ def steps_of(messages: Sequence[TokenMessage]) -> list[Step]:
     """One step a reply; a reply that was forked inside is one."""
     steps: list[Step] = []
     seen = SeenSoFar()
-    for i, one in enumerate(messages):
-        if one.role == "assistant":
+    for i, message in enumerate(messages):
+        if message.role == "assistant":
             answer = messages[i + 1].nodes[:1] if i + 1 < len(messages) and messages[i + 1].role != "assistant" else ()
             paid_then = answer[0].reward or 0.0 if answer else 0.0
             valid = bool(answer[0].data.get("valid", True)) if answer else True
-            steps.append(Step(seen, one, paid_then, valid))
-        seen = seen.then(one)
+            steps.append(Step(seen, message, paid_then, valid))
+        seen = seen.then(message)
     return steps
 
 
@@ -404,7 +404,7 @@ class Reached:
         """The message up to the node; only what the node holds of it where the nodes before it cannot be cut (no ends of their
         tokens)."""
         if self._message is None:
-            self._message = _kept(self.node, self.parts, self.start)
+            self._message = _shown_message(self.node, self.parts, self.start)
         return self._message
 
     @property
@@ -430,11 +430,11 @@ class Reached:
             parts = (*parts[:-1], (self.node, 0, child.offset))
         if not child.opens and not opens_after(child, parts[0]):
             return Reached(child, parts, self.above, self.up, self.start, self.paid, tree)
-        above = self.seen if whole else self.above.then(_kept(self.node, parts, self.start))
+        above = self.seen if whole else self.above.then(_shown_message(self.node, parts, self.start))
         return Reached(child, (), above, self.node.id, self.start + sum(map(_length, parts)), self.paid, tree)
 
 
-def _kept(node: Node, parts: tuple[Part, ...], start: int) -> TokenMessage:
+def _shown_message(node: Node, parts: tuple[Part, ...], start: int) -> TokenMessage:
     try:
         return _token_message(parts, start)
     except NeedsError:
@@ -466,8 +466,8 @@ def views(run: Run, group: str | None = None, scorer: str | None = None, unjudge
 
 def views_in(info: TreeInfo, tree: Tree, ends: Iterable[Ending], unjudged: bool = False) -> Iterator[View]:
     """The attempts of one tree that end as ``ends`` say; ``unjudged``, or without ends: also those to its leaves."""
-    known = {one.node: one for one in ends}
+    known = {ending.node: ending for ending in ends}
     if unjudged or not known:
         known = {leaf.id: Ending(leaf.id, None, None) for leaf in tree.leaves()} | known
-    for leaf, one in sorted(known.items()):
-        yield View(info, tree, tree.path(leaf), one.score, one.record)
+    for leaf, ending in sorted(known.items()):
+        yield View(info, tree, tree.path(leaf), ending.score, ending.record)

@@ -173,30 +173,34 @@ def find_rule(spec: str, settings: Mapping[str, Any] | None = None) -> CreditRul
     Of ``settings`` it gets those that its class or function names as parameters. Raises UserError where there is none of that
     name, or it cannot be made so.
     """
-    own = own_path(spec)
-    name, colon, argument = (spec, "", "") if own is not None else spec.partition(":")
-    found = find_attribute(own[1]) if own is not None else registry.get("credit", name)
-    if isinstance(found, CreditRule):
-        return found
-    if colon and not takes_text(found):
+    path = own_path(spec)
+    name, colon, argument = (spec, "", "") if path is not None else spec.partition(":")
+    component = find_attribute(path[1]) if path is not None else registry.get("credit", name)
+    if isinstance(component, CreditRule):
+        return component
+    if colon and not takes_text(component):
         raise UserError(f"the credit rule '{name}' takes no argument, and was given '{argument}'")
-    made = (
-        called(spec, lambda: found(*([argument] if colon else []), **_named(found, settings or {}))) if callable(found) else found
+    rule = (
+        called(spec, lambda: component(*([argument] if colon else []), **_settings_taken(component, settings or {})))
+        if callable(component)
+        else component
     )
-    if not isinstance(made, CreditRule):
+    if not isinstance(rule, CreditRule):
         derive = "derive its class from ramify.score.credit.protocol.CreditRule"
-        raise UserError(f"{spec} is a {type(made).__name__}, which is no credit rule: {derive}")
-    return made
+        raise UserError(f"{spec} is a {type(rule).__name__}, which is no credit rule: {derive}")
+    return rule
 
 
-def _named(make: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_taken(make: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         parameters = inspect.signature(make).parameters.values()
     except ValueError:  # code that is not Python's need not say
         return {}
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(settings)
-    taken = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+    taken = {
+        parameter.name for parameter in parameters if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    }
     return {name: value for name, value in settings.items() if name in taken}
 
 
@@ -206,20 +210,20 @@ def credit_group(run: Run, rule: CreditRule, group: CreditGroup) -> dict[str, np
     Each node gets TokenValues ``credit`` and an Annotation ``why`` with the numbers that explain it; they replace those of an
     earlier call by the same maker; what the numbers mean is noted once.
     Raises UserError where the rule returns invalid credit."""
-    found = assigned(rule, group)
-    for name, values in found.items():
-        own = values[group.nodes[name].sampled_mask]
-        mean = float(np.add.reduce(own) / len(own)) if len(own) else 0.0
+    credited = assigned(rule, group)
+    for name, values in credited.items():
+        sampled = values[group.nodes[name].sampled_mask]
+        mean = float(np.add.reduce(sampled) / len(sampled)) if len(sampled) else 0.0
         why = {"A": mean} | dict(rule.explain(name))
         run.add(Annotation(name, 0, "why", rule.maker, why), TokenValues(name, "credit", rule.maker, values))
     run.log(JOURNAL, rule.maker, {"numbers": [list(pair) for pair in rule.numbers.items()]})
-    return found
+    return credited
 
 
 def assigned(rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
     """The credit that ``rule`` assigns, validated: float32 (T,) by node id. Raises UserError naming the rule, the node and what
     is wrong."""
-    found = {}
+    credited = {}
     for name, values in rule.assign(group).items():
         if name not in group.nodes:
             raise UserError(f"credit rule '{rule.maker}': node {name!r} is in no attempt of the group")
@@ -228,17 +232,19 @@ def assigned(rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
             raise UserError(
                 f"credit rule '{rule.maker}': node {name} has {length} tokens, and its credit has the shape {values.shape}"
             )
-        found[name] = values
-    if found and not np.isfinite(np.concatenate(list(found.values()))).all():
-        name = next(name for name, values in found.items() if not np.isfinite(values).all())
+        credited[name] = values
+    if credited and not np.isfinite(np.concatenate(list(credited.values()))).all():
+        name = next(name for name, values in credited.items() if not np.isfinite(values).all())
         raise UserError(f"credit rule '{rule.maker}': the credit of node {name} is not a finite number")
-    return found
+    return credited
 
 
 def meanings(run: Run) -> dict[str, dict[str, str]]:
     """Maker -> meaning of the numbers in its ``why`` annotations, as stored in the run."""
-    found: dict[str, dict[str, str]] = {}
+    numbers_of: dict[str, dict[str, str]] = {}
     for entry in run.journal(JOURNAL):
         pairs = entry.payload.get("numbers") if isinstance(entry.payload, Mapping) else None
-        found[entry.key] = {str(one[0]): str(one[1]) for one in pairs or () if isinstance(one, list) and len(one) == 2}
-    return {maker: {"A": "credit of the step: the mean over its sampled tokens"} | numbers for maker, numbers in found.items()}
+        numbers_of[entry.key] = {str(pair[0]): str(pair[1]) for pair in pairs or () if isinstance(pair, list) and len(pair) == 2}
+    return {
+        maker: {"A": "credit of the step: the mean over its sampled tokens"} | numbers for maker, numbers in numbers_of.items()
+    }
