@@ -71,8 +71,8 @@ class Budget:
 
     def remaining(self, unit: str) -> float:
         """What is left of ``unit`` here and in every ancestor, at least 0; infinity where nothing limits it."""
-        own = max(0.0, self.limit(unit) - self.spent(unit))
-        return own if self._parent is None else min(own, self._parent.remaining(unit))
+        left = max(0.0, self.limit(unit) - self.spent(unit))
+        return left if self._parent is None else min(left, self._parent.remaining(unit))
 
     @property
     def spent_out(self) -> str:

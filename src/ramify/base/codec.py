@@ -30,16 +30,16 @@ def to_json(value: Any, lean: bool = False) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if is_dataclass(value) and not isinstance(value, type):
-        kept = ((one, getattr(value, one.name)) for one in fields(value) if one.metadata.get("json", True))
-        return {one.name: to_json(own, lean) for one, own in kept if not (lean and own == one.default)}
+        kept = ((part, getattr(value, part.name)) for part in fields(value) if part.metadata.get("json", True))
+        return {part.name: to_json(member, lean) for part, member in kept if not (lean and member == part.default)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: to_json(one, lean) for name, one in zip(value._fields, value, strict=True)}
+        return {name: to_json(item, lean) for name, item in zip(value._fields, value, strict=True)}
     if isinstance(value, Mapping):
-        return {_key(name): to_json(one, lean) for name, one in value.items()}
+        return {_key(name): to_json(item, lean) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_json(one, lean) for one in value]
+        return [to_json(item, lean) for item in value]
     if isinstance(value, Set):
-        return sorted(to_json(one) for one in value)
+        return sorted(to_json(item) for item in value)
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Enum):
@@ -64,10 +64,10 @@ def from_json(of: type[T], data: Any, where: str = "") -> T:
     from pydantic import ValidationError
 
     try:
-        made: T = _adapter(cast("Any", of)).validate_python(data)
+        record: T = _adapter(cast("Any", of)).validate_python(data)
     except ValidationError as error:
         raise UserError(_sentence(error.errors()[0], where)) from None
-    return made
+    return record
 
 
 @lru_cache(maxsize=512)

@@ -290,7 +290,7 @@ def _sentence(cls: type[Config], error: ErrorDetails, sources: Mapping[str, str]
     if error["type"] == "missing":
         if isinstance(sources, str):
             return f"the configuration{f' {where}' if where else ''} lacks '{key}'"
-        help_text = next((one.help for one in describe(cls) if one.name == key), "")
+        help_text = next((option.help for option in describe(cls) if option.name == key), "")
         return f"--{key.replace('_', '-')} is missing{inline(help_text)}; set it here or in a --config file"
     reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else lowered(error["msg"])
     if not key:

@@ -41,11 +41,11 @@ def reason(error: Exception) -> str:
 def folder_aside(parent: Path) -> Iterator[Path]:
     """An empty temporary folder in ``parent``, to be filled and renamed;
     what is left of it at the end is removed. Raises OSError."""
-    made = Path(tempfile.mkdtemp(prefix=f"{_aside(parent, 'folder').name}-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_aside(parent, 'folder').name}-", dir=parent))
     try:
-        yield made
+        yield folder
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 _ASIDE = re.compile(r"\.part-(?P<place>[0-9a-f]{8})-(?P<process>\d+)-")
@@ -63,14 +63,14 @@ def _aside(parent: Path, name: str) -> Path:
     if folder not in _looked_in:
         _looked_in.add(folder)
         with suppress(OSError):
-            for found in os.scandir(folder):
-                left = _ASIDE.match(found.name)
-                if left is not None and _gone(left, found):
-                    shutil.rmtree(found) if found.is_dir(follow_symlinks=False) else os.unlink(found)
+            for entry in os.scandir(folder):
+                left = _ASIDE.match(entry.name)
+                if left is not None and _gone(left, entry):
+                    shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
     return parent / f".part-{_machine()}-{os.getpid()}-{name}"
 
 
-def _gone(left: re.Match[str], found: os.DirEntry[str]) -> bool:
+def _gone(left: re.Match[str], entry: os.DirEntry[str]) -> bool:
     if left["place"] == _machine():
         try:
             os.kill(int(left["process"]), 0)
@@ -78,7 +78,7 @@ def _gone(left: re.Match[str], found: os.DirEntry[str]) -> bool:
             return True
         except PermissionError:
             return False
-    return time.time() - found.stat(follow_symlinks=False).st_mtime > _IDLE_S
+    return time.time() - entry.stat(follow_symlinks=False).st_mtime > _IDLE_S
 
 
 def _machine() -> str:

@@ -202,20 +202,20 @@ def own_component(
 
     ``adapt`` makes a component of a plain function, None where it cannot. Raises UserError on what fails or does not follow the
     protocol ``kind``."""
-    found = find_attribute((own_path(spec) or ("", spec))[1])
-    if not isinstance(found, type) and _fits(spec, found, kind):
-        return found
+    named = find_attribute((own_path(spec) or ("", spec))[1])
+    if not isinstance(named, type) and _fits(spec, named, kind):
+        return named
     word = kind.__name__.lower()
-    if not callable(found):
-        raise UserError(f"{spec} is a {type(found).__name__}, which is no {word}: one has {has}")
-    made = None if isinstance(found, type) else adapt(spec, found)
-    if made is None:
-        if not takes(found, 0):
+    if not callable(named):
+        raise UserError(f"{spec} is a {type(named).__name__}, which is no {word}: one has {has}")
+    component = None if isinstance(named, type) else adapt(spec, named)
+    if component is None:
+        if not takes(named, 0):
             raise UserError(f"{spec} cannot be called without arguments, and is no {word}: one has {has}")
-        made = called(spec, found)
-        if not _fits(spec, made, kind):
-            raise UserError(f"{spec} returned a {type(made).__name__}, which is no {word}: one has {has}")
-    return made
+        component = called(spec, named)
+        if not _fits(spec, component, kind):
+            raise UserError(f"{spec} returned a {type(component).__name__}, which is no {word}: one has {has}")
+    return component
 
 
 def _fits(spec: str, thing: Any, kind: type) -> bool:
@@ -240,17 +240,17 @@ def own_function(spec: str, *arguments: str) -> Callable[..., Any]:
     there is no such thing, or it cannot be called so.
     """
     word, path = own_path(spec) or ("", spec)
-    found = find_attribute(path)
+    what = find_attribute(path)
     named = ", ".join(arguments)
-    if not callable(found):
-        raise UserError(f"{spec} is a {type(found).__name__}, which cannot be called with ({named})")
-    if isinstance(found, type) or not takes(found, len(arguments)) or (word == "factory" and takes(found, 0)):
-        if not takes(found, 0):
+    if not callable(what):
+        raise UserError(f"{spec} is a {type(what).__name__}, which cannot be called with ({named})")
+    if isinstance(what, type) or not takes(what, len(arguments)) or (word == "factory" and takes(what, 0)):
+        if not takes(what, 0):
             raise UserError(f"{spec} cannot be called with ({named})")
-        found = called(spec, found)
-        if not callable(found) or not takes(found, len(arguments)):
-            raise UserError(f"{spec} returned a {type(found).__name__}, which cannot be called with ({named})")
-    function: Callable[..., Any] = found
+        what = called(spec, what)
+        if not callable(what) or not takes(what, len(arguments)):
+            raise UserError(f"{spec} returned a {type(what).__name__}, which cannot be called with ({named})")
+    function: Callable[..., Any] = what
     return function
 
 

@@ -152,8 +152,8 @@ def names(kind: str) -> list[str]:
     kind = known_kind(kind)
     for _ in _load(kind):
         pass
-    found = {name for part_kind, name in _parts if part_kind == kind}
-    return sorted(found | set(builtin_methods() if kind == "method" else ()))
+    registered = {name for part_kind, name in _parts if part_kind == kind}
+    return sorted(registered | set(builtin_methods() if kind == "method" else ()))
 
 
 def lacking(kind: str) -> NeedsError | None:
@@ -201,12 +201,12 @@ def _import(kind: str, module: str) -> types.ModuleType | None:
 
 def homes(kind: str) -> list[str]:
     """The modules, or packages all of whose modules are read, that register the built-in components of ``kind``."""
-    found = [*_HOMES.get(kind, ())]
+    modules = [*_HOMES.get(kind, ())]
     for slug in builtin_methods():
         package = "ramify.methods." + slug.replace("-", "_")
         parts: dict[str, tuple[str, ...]] = getattr(importlib.import_module(package), "COMPONENTS", {})
-        found += [f"{package}.{home}" for home in parts.get(kind, ())]
-    return found
+        modules += [f"{package}.{home}" for home in parts.get(kind, ())]
+    return modules
 
 
 def builtin_methods() -> list[str]:

@@ -44,18 +44,18 @@ def row_of_uniforms(key: int, count: int, scale: float = 1.0) -> np.ndarray:
     """``uniforms`` of one key at counters 0 to ``count`` - 1, times ``scale``, float64 (count,): the same bits, faster."""
     z = _mix(_mix(_steps(1 << max(8, (count - 1).bit_length()))[:count] + np.uint64(_mixed(key))))
     z >>= np.uint64(11)
-    made: np.ndarray = np.multiply(
+    row: np.ndarray = np.multiply(
         z, 2.0**-53 * scale, dtype=np.float64
     )  # the power of 2 is exact, so the product is rounded once
-    return made
+    return row
 
 
 @lru_cache(maxsize=16)
 def _steps(count: int) -> np.ndarray:
     """(counter + 1) * golden for counters below ``count``; not to be written to."""
-    made: np.ndarray = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-    made.flags.writeable = False
-    return made
+    steps: np.ndarray = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    steps.flags.writeable = False
+    return steps
 
 
 def _mixed(z: int) -> int:

@@ -39,10 +39,10 @@ class EventLoop:
 
     def run(self, work: Awaitable[T]) -> T:
         """The result of ``work`` on this loop; see :func:`wait_for`."""
-        found: list[T] = []
+        results: list[T] = []
 
         async def kept() -> None:  # returns nothing: taking away asyncio's handler of Ctrl-C writes out the task and its result
-            found.append(await work)
+            results.append(await work)
 
         if not _running():
             self._runner.run(kept(), context=copy_context())
@@ -50,7 +50,7 @@ class EventLoop:
             loop = self._runner.get_loop()
             task = loop.create_task(kept(), context=copy_context())
             _elsewhere(lambda: loop.run_until_complete(task), lambda: loop.call_soon_threadsafe(task.cancel))
-        return found[0]
+        return results[0]
 
     def close(self) -> None:
         """Cancel what still runs on it and close it."""

@@ -18,4 +18,7 @@ def plural(n: int, noun: str) -> str:
 def unwrapped(text: str) -> str:
     """``text`` with every paragraph on one line; paragraphs with indented lines or items of a list stay as they are."""
     paragraphs = text.split("\n\n")
-    return "\n\n".join(one if re.search(r"^(\s|[-*|] )", one, re.MULTILINE) else " ".join(one.split()) for one in paragraphs)
+    return "\n\n".join(
+        paragraph if re.search(r"^(\s|[-*|] )", paragraph, re.MULTILINE) else " ".join(paragraph.split())
+        for paragraph in paragraphs
+    )

@@ -21,5 +21,5 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]
 
 def fenced(text: str, language: str = "") -> str:
     """Code as a block that nothing in it can close."""
-    fence = "`" * max(3, 1 + max((len(one) for one in re.findall("`+", text)), default=0))
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{sanitize(text).rstrip()}\n{fence}"

@@ -101,15 +101,15 @@ class Section:
     @classmethod
     def of(cls, title: str, *parts: Part | None) -> Section:
         """A section of the parts that there are: None, empty texts and tables without rows are left out."""
-        return cls(title, tuple(one for one in parts if one and not (isinstance(one, Grid) and not one.rows)))
+        return cls(title, tuple(part for part in parts if part and not (isinstance(part, Grid) and not part.rows)))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], title: str = "") -> Grid:
     """A :class:`Grid`. Raises ValueError when a row's length differs from the head's."""
-    made = tuple(tuple(row) for row in rows)
-    if any(len(row) != len(head) for row in made):
+    cells = tuple(tuple(row) for row in rows)
+    if any(len(row) != len(head) for row in cells):
         raise ValueError(f"every row needs {len(head)} cells")
-    return Grid(tuple(head), made, title)
+    return Grid(tuple(head), cells, title)
 
 
 def numbers(values: Mapping[str, Cell], title: str = "") -> Grid:
@@ -140,12 +140,12 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Its fields as JSON."""
-        made: dict[str, Any] = codec.to_json(self)
-        return made
+        record: dict[str, Any] = codec.to_json(self)
+        return record
 
     def to_keep(self) -> dict[str, Any]:
         """The same without what is about this call alone (:data:`CALL`)."""
-        passing = {one.name for one in fields(self) if not one.metadata.get("kept", True)}
+        passing = {attribute.name for attribute in fields(self) if not attribute.metadata.get("kept", True)}
         return {name: value for name, value in self.to_json().items() if name not in passing}
 
     def as_kept(self) -> tuple[dict[str, Any], list[Any]]:
@@ -269,7 +269,7 @@ def _parts_html(parts: Sequence[Part]) -> Iterable[str]:
     folded = 0
     for part in parts:
         if isinstance(part, str):
-            yield "".join(f"<p>{_commands(one)}</p>" for one in part.split("\n") if one.strip())
+            yield "".join(f"<p>{_commands(paragraph)}</p>" for paragraph in part.split("\n") if paragraph.strip())
         elif isinstance(part, Verbatim):
             yield f"<pre>{escape(part.text)}</pre>"
         elif isinstance(part, Folded):
@@ -279,11 +279,11 @@ def _parts_html(parts: Sequence[Part]) -> Iterable[str]:
         elif isinstance(part, Grid):
             yield _table_html(part)
         elif isinstance(part, Bar):
-            yield bar_svg([Slice(*one) for one in part.parts], part.title)
+            yield bar_svg([Slice(*part_number) for part_number in part.parts], part.title)
         else:
             curves = [
-                Curve(one.name, one.x, [float("nan") if y is None else y for y in one.y], one.low, one.high, one.line)
-                for one in part.lines
+                Curve(line.name, line.x, [float("nan") if y is None else y for y in line.y], line.low, line.high, line.line)
+                for line in part.lines
             ]
             yield curves_svg(curves, part.title, part.x_name, part.y_name, part.percent)
 
@@ -314,8 +314,8 @@ def _table_html(part: Grid) -> str:
 
 def to_data(sections: Iterable[Section]) -> list[Any]:
     """Sections as JSON, as a run keeps them."""
-    made: list[Any] = codec.to_json(list(sections))
-    return made
+    records: list[Any] = codec.to_json(list(sections))
+    return records
 
 
 def from_data(data: Any, where: str) -> tuple[Section, ...]:

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 def sections_of(run: Run) -> dict[str, tuple[Section, ...]]:
     """Sections by the verb they are of. A run of a method whose module ``views`` has ``sections(run)`` shows these, finished or
     not."""
-    made = {kept.maker: (*_sections(run, kept), *_caveats(kept)) for kept in run.results()}
+    by_maker = {kept.maker: (*_sections(run, kept), *_caveats(kept)) for kept in run.results()}
     live = tuple(_live(run))
-    return {run.kind: live, **{maker: own for maker, own in made.items() if maker != run.kind}} if live else made
+    return (
+        {run.kind: live, **{maker: sections for maker, sections in by_maker.items() if maker != run.kind}} if live else by_maker
+    )
 
 
 def _sections(run: Run, kept: KeptResult) -> tuple[Section, ...]:

@@ -74,11 +74,11 @@ def _folded(line: str, width: int) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     indent = indent if len(indent) <= width // 2 else ""
     pieces, at = [""], 0
-    for found in _WORDS.finditer(line):
-        if pieces[-1].strip() and cell_len(pieces[-1] + found[0]) > width:
+    for word in _WORDS.finditer(line):
+        if pieces[-1].strip() and cell_len(pieces[-1] + word[0]) > width:
             pieces.append(indent)
-            at = len(found[1])
-        pieces[-1] += found[0][at:]
+            at = len(word[1])
+        pieces[-1] += word[0][at:]
         at = 0
     return pieces
 
@@ -127,12 +127,12 @@ class _Told(Progress):
         if not self.total:  # not known yet: something is being loaded
             return [_minutes(seconds)]
         rate = (self.done - self.earlier) / seconds if seconds > 0 else 0.0
-        found = [f"{short(self.done)}/{short(self.total)} {self.unit}"]
+        facts = [f"{short(self.done)}/{short(self.total)} {self.unit}"]
         if rate > 0:
-            found += [f"{short(rate)}/s", f"{_minutes((self.total - self.done) / rate)} left"]
+            facts += [f"{short(rate)}/s", f"{_minutes((self.total - self.done) / rate)} left"]
         else:  # nothing to reckon from yet, but time goes by
-            found.append(_minutes(seconds))
-        return [*found, self.note] if self.note else found
+            facts.append(_minutes(seconds))
+        return [*facts, self.note] if self.note else facts
 
 
 class _Lines(_Told):
@@ -202,7 +202,7 @@ def progress(
     raises InterruptedRunError, which ends in ``kept``: what is kept, and how to continue; without it Ctrl-C stays what it is.
     """
     try:
-        with _shown(title, total, unit, _quiet.get() if as_json is None else as_json, done, clock) as bar:
+        with _bar_or_lines(title, total, unit, _quiet.get() if as_json is None else as_json, done, clock) as bar:
             yield bar
     except KeyboardInterrupt:
         if not kept:
@@ -211,7 +211,9 @@ def progress(
 
 
 @contextmanager
-def _shown(title: str, total: float, unit: str, as_json: bool, done: float, clock: Callable[[], float]) -> Iterator[Progress]:
+def _bar_or_lines(
+    title: str, total: float, unit: str, as_json: bool, done: float, clock: Callable[[], float]
+) -> Iterator[Progress]:
     if as_json:
         yield SILENT
         return
