@@ -38,9 +38,9 @@ def is_adapter(folder: Path) -> bool:
 def adapter_base(folder: Path) -> Path:
     """The folder of the model an adapter is for. Raises UserError where that is not a folder here."""
     base = Path(str(_config(folder).get("base_model_name_or_path") or "")).expanduser()
-    for found in (base, folder / base):
-        if (found / "config.json").is_file():
-            return found
+    for candidate in (base, folder / base):
+        if (candidate / "config.json").is_file():
+            return candidate
     raise UserError(
         f"the adapter {folder} is for '{base}', which is no folder with a model here: "
         f"name that folder as 'base_model_name_or_path' in {folder / CONFIG}"
@@ -166,14 +166,14 @@ class Adapter:
 
     def merged(self) -> dict[str, Tensor]:
         """Name -> weight with its low-rank part added, float32 on the CPU: the same bits wherever the parts are the same."""
-        found = {}
+        weights = {}
         with torch.no_grad(), threads_for(0):  # workers add it with one thread, too, and must get the same bits
             for name, (down, up) in self.parts.items():
                 change = self.scale * (up.double() @ down.double())
                 if self.config.get("fan_in_fan_out"):
                     change = change.T
-                found[name] = (self.base[name].double() + change).to(torch.float32)
-        return found
+                weights[name] = (self.base[name].double() + change).to(torch.float32)
+        return weights
 
     def pull(self, gradients: Mapping[str, Tensor]) -> None:
         """Set the gradients of the parts from those of the weights: of B s G A^T, of A s B^T G."""

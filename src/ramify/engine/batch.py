@@ -126,12 +126,12 @@ class ForwardBatch:
         if out is not None and taken is not None and self.used < self.size:
             taken.copy_(mixed)
             return out
-        found = mixed.reshape(R * c, -1)
+        attended = mixed.reshape(R * c, -1)
         if self._scatter is not None:
-            found = found.index_select(0, self._scatter)
+            attended = attended.index_select(0, self._scatter)
         if out is None or self.used == self.size:
-            return found
-        out.narrow(0, 0, self.used).copy_(found)
+            return attended
+        out.narrow(0, 0, self.used).copy_(attended)
         return out
 
     def _prepare(self, q: Tensor, out: Tensor | None) -> _Views:

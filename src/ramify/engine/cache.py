@@ -187,9 +187,9 @@ def doubled(start: int, least: int) -> int:
 def span(positions: int) -> int:
     """How many positions attention looks at so that the first ``positions`` are seen;
     those past them are masked, and change no bit."""
-    found = -(-positions // SPAN) * SPAN
-    last = found % WHOLE
-    return found - last + SPLIT if PART < last < SPLIT else found
+    rounded = -(-positions // SPAN) * SPAN
+    last = rounded % WHOLE
+    return rounded - last + SPLIT if PART < last < SPLIT else rounded
 
 
 def _usable(capacity: int) -> int:
@@ -198,8 +198,8 @@ def _usable(capacity: int) -> int:
 
 
 def _capacity(start: int, least: int) -> int:
-    found = doubled(start, least)
-    return found if least <= _usable(found) else 2 * found
+    capacity = doubled(start, least)
+    return capacity if least <= _usable(capacity) else 2 * capacity
 
 
 def _within(slots: int, positions: int, most: int | None) -> bool:
@@ -280,21 +280,21 @@ class PrefixCache:
         for at in range(0, len(tokens), BLOCK):
             chunk, siblings = tuple(tokens[at : at + BLOCK]), node.children
             place = _place(siblings, chunk)
-            found = siblings[place] if place < len(siblings) else None
-            if found is None or found.tokens[: len(chunk)] != chunk:
+            block = siblings[place] if place < len(siblings) else None
+            if block is None or block.tokens[: len(chunk)] != chunk:
                 if place and chunk[: len(siblings[place - 1].tokens)] == siblings[place - 1].tokens:
                     self._drop(siblings[place - 1])  # what is kept now begins with all of it
                     place -= 1
-                found = Block(chunk, read(at, at + len(chunk)), node)
-                siblings.insert(place, found)
-                self._recent[id(found)] = found
-                self.bytes += found.nbytes
-            elif found.tokens == chunk and found.kv.size(0) < layers(at + len(chunk)):
-                self.bytes -= found.nbytes
-                found.kv = read(at, at + len(chunk))
-                self.bytes += found.nbytes
-            walk.append(found)
-            node = found
+                block = Block(chunk, read(at, at + len(chunk)), node)
+                siblings.insert(place, block)
+                self._recent[id(block)] = block
+                self.bytes += block.nbytes
+            elif block.tokens == chunk and block.kv.size(0) < layers(at + len(chunk)):
+                self.bytes -= block.nbytes
+                block.kv = read(at, at + len(chunk))
+                self.bytes += block.nbytes
+            walk.append(block)
+            node = block
         self._touch(walk)
         while self.bytes > self.budget:
             self._drop(next(iter(self._recent.values())))

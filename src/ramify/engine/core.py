@@ -101,7 +101,7 @@ class EngineCore:
         """
         running = self.scheduler.running
         size = 1 if self.alone else len(tokens)
-        found = []
+        states = []
         for at in range(0, len(tokens), size):
             part = slice(at, at + size)
             mine = owners[part]
@@ -109,17 +109,17 @@ class EngineCore:
             batch = ForwardBatch(self.cache, self.forward.kv_heads, tokens[part], where[part], None if one_each else mine)
             with threads_for(batch.size * self.forward.weights if self.any_threads else 0):
                 tap = self._tap(batch, [running[slot] for slot in mine], where[part], watched)
-                found.append(self.forward.hidden(batch, tap))
+                states.append(self.forward.hidden(batch, tap))
             self.stats.forward_passes += 1
             self.stats.forward_rows += batch.size
             self.stats.padded_rows += batch.size - batch.used
-        return found
+        return states
 
     def _logits(self, hidden: list[Tensor]) -> Tensor:
         """Logits of the entries of :meth:`_run`, one by one."""
         if self.alone:
             with threads_for(0):
-                return torch.cat([self.forward.logits(one)[:1] for one in hidden])
+                return torch.cat([self.forward.logits(state)[:1] for state in hidden])
         (whole,) = hidden
         with threads_for(len(whole) * self.forward.weights if self.any_threads else 0):
             return self.forward.logits(whole)
@@ -212,8 +212,8 @@ class EngineCore:
             emitted = _next(logits, sequences)
         finished: list[tuple[int, Sequence, Exception | None]] = []
         kept = []
-        for slot, seq, made in zip(slots, sequences, emitted, strict=True):
-            count, failure = self._append(seq, made)
+        for slot, seq, picked in zip(slots, sequences, emitted, strict=True):
+            count, failure = self._append(seq, picked)
             kept.append(count)
             if seq.stop or failure:
                 finished.append((slot, seq, failure))
@@ -226,11 +226,13 @@ class EngineCore:
             seq.request.done(seq.request, failure or seq)
         return bool(finished)
 
-    def _append(self, seq: Sequence, made: Picked) -> tuple[int, Exception | None]:
+    def _append(self, seq: Sequence, picked: Picked) -> tuple[int, Exception | None]:
         """Append what a sequence sampled, up to the token that ends it; returns how many, and what its ``until`` raised."""
         failure = None
         count = 0
-        for token, logprob, model, entropy in zip(made.tokens, made.logprobs, made.model_logprobs, made.entropy, strict=True):
+        for token, logprob, model, entropy in zip(
+            picked.tokens, picked.logprobs, picked.model_logprobs, picked.entropy, strict=True
+        ):
             seq.tokens.append(token)
             seq.logprobs.append(logprob)
             seq.model_logprobs.append(model)
@@ -283,16 +285,16 @@ def _shared_batches(stretches: GenericSequence[tuple[int, int]]) -> list[list[tu
     Attention runs on a rectangle, all slots from the first to the last times the longest stretch:
     at most half of it may be empty.
     """
-    found: list[list[tuple[int, int]]] = []
+    batches: list[list[tuple[int, int]]] = []
     for slot, count in stretches:
-        if found:
-            part = [*found[-1], (slot, count)]
+        if batches:
+            part = [*batches[-1], (slot, count)]
             total, rectangle = sum(n for _, n in part), (slot - part[0][0] + 1) * max(n for _, n in part)
             if total <= MOST and rectangle <= 2 * total:
-                found[-1] = part
+                batches[-1] = part
                 continue
-        found.append([(slot, count)])
-    return found
+        batches.append([(slot, count)])
+    return batches
 
 
 def _next(logits: Tensor, sequences: GenericSequence[Sequence]) -> list[Picked]:

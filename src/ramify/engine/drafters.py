@@ -124,7 +124,7 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
     names = registry.names("drafter")
     for name in names:
         part = registry.get("drafter", name)
-        found = part.load(folder, module) if isinstance(part, type) and issubclass(part, Drafter) else None
-        if found is not None:
-            return found
+        drafter = part.load(folder, module) if isinstance(part, type) and issubclass(part, Drafter) else None
+        if drafter is not None:
+            return drafter
     raise UserError(f"{folder} holds no drafter that a registered component reads (known: {', '.join(names)})")

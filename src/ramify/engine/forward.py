@@ -178,12 +178,12 @@ def probe(forward: Forward, alone: bool = False) -> bool:
     def run(cache: KVCache, tokens: Sequence[int], positions: Sequence[int], rows: int | Sequence[int] | None = None) -> Tensor:
         size = 1 if alone else len(tokens)
         owners = [rows] * len(tokens) if isinstance(rows, int) else range(len(tokens)) if rows is None else rows
-        found = []
+        logits = []
         for at in range(0, len(tokens), size):
             part = slice(at, at + size)
             batch = ForwardBatch(cache, forward.kv_heads, tokens[part], positions[part], owners[at] if alone else rows)
-            found.append(forward.logits(forward.hidden(batch))[: batch.used])
-        return torch.cat(found)
+            logits.append(forward.logits(forward.hidden(batch))[: batch.used])
+        return torch.cat(logits)
 
     def one_by_one(cache: KVCache, start: int, stop: int) -> Tensor:
         with threads_for(0):

@@ -31,7 +31,7 @@ def read_generation(folder: Path) -> Generation:
     if not file.is_file():
         return Generation()
     record = read_record(file, "the model's")
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, setting, least, most in (
         ("temperature", "temperature", 0.0, math.inf),
         ("top_p", "top_p", 0.0, 1.0),
@@ -46,9 +46,9 @@ def read_generation(folder: Path) -> Generation:
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not number or not least <= value <= most or (name in ("top_p", "repetition_penalty") and value == 0):
             raise UserError(f"{file}: '{name}' is {value!r}, which is no value it can have")
-        found[setting] = max(0, int(value)) if isinstance(least, int) else float(value)
+        settings[setting] = max(0, int(value)) if isinstance(least, int) else float(value)
     eos = record.get("eos_token_id")
     ids = eos if isinstance(eos, list) else None if eos is None else [eos]
     if ids is not None and not all(type(i) is int and i >= 0 for i in ids):
         raise UserError(f"{file}: 'eos_token_id' is {eos!r}, which is no token id or list of them")
-    return Generation(found, None if ids is None else tuple(ids))
+    return Generation(settings, None if ids is None else tuple(ids))

@@ -67,7 +67,7 @@ def load_transformers(folder: Path) -> nn.Module:
 
     try:
         with quiet():
-            module, found = AutoModelForCausalLM.from_pretrained(
+            module, loading = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=torch.float32,
                 trust_remote_code=False,
@@ -77,7 +77,7 @@ def load_transformers(folder: Path) -> nn.Module:
             )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise NeedsError(f"transformers cannot open {folder} as a causal language model: {str(error).splitlines()[0]}") from error
-    if missing := sorted(found["missing_keys"]):  # transformers would sample them at random
+    if missing := sorted(loading["missing_keys"]):  # transformers would sample them at random
         raise UserError(f"{folder}: weight '{missing[0]}' is missing")
     model: nn.Module = module.eval()
     return model

@@ -85,11 +85,11 @@ class Grammars:
             # of MOST_PROPERTIES optional properties a row has four items each, and every choice among alternatives has as many
             self._limits = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
             self._known = _vocabulary(self.tokenizer, self.vocab)
-        found = LLMatcher(self._known, whole, log_level=0, limits=self._limits)
-        found.compute_bitmask()  # the first one is the dearest, and what it finds out is shared by every reply
-        if found.is_error():
-            raise UserError(f"the {name} cannot be followed: {_sentence(found.get_error())}")
-        return found
+        matcher = LLMatcher(self._known, whole, log_level=0, limits=self._limits)
+        matcher.compute_bitmask()  # the first one is the dearest, and what it finds out is shared by every reply
+        if matcher.is_error():
+            raise UserError(f"the {name} cannot be followed: {_sentence(matcher.get_error())}")
+        return matcher
 
 
 _NAMES = {"json": "schema", "regex": "regular expression"}
@@ -172,10 +172,10 @@ class Shaper:
         """The tokens allowed after ``drafts``, bool [V]; why there is none;
         or None where the drafts do not fit, so nothing comes of it."""
         if drafts not in self._allowed:
-            self._allowed[drafts] = self._made(drafts) if self._went(drafts) else None
+            self._allowed[drafts] = self._mask_after(drafts) if self._went(drafts) else None
         return self._allowed[drafts]
 
-    def _made(self, drafts: tuple[int, ...]) -> Tensor | str:
+    def _mask_after(self, drafts: tuple[int, ...]) -> Tensor | str:
         assert self._matcher is not None
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
         if self._matcher.is_error():
@@ -262,14 +262,14 @@ def _vocabulary(tokenizer: HfTokenizer, vocab: int) -> LLTokenizer:
 
         def __call__(self, text: str) -> list[int]:
             """Tokens of a text that the grammar leaves no choice about, as far as the vocabulary can spell it."""
-            found, left = tokenizer.encode(text), text.encode("utf-8", "replace")
-            if b"".join(spelled[token] for token in found if token < vocab) == left:
-                return found
-            found = []  # a tokenizer that begins every text with a space, or has a token for whatever it does not know
+            tokens, left = tokenizer.encode(text), text.encode("utf-8", "replace")
+            if b"".join(spelled[token] for token in tokens if token < vocab) == left:
+                return tokens
+            tokens = []  # a tokenizer that begins every text with a space, or has a token for whatever it does not know
             while left and (size := next((n for n in range(longest, 0, -1) if left[:n] in ids), 0)):
-                found.append(ids[left[:size]])
+                tokens.append(ids[left[:size]])
                 left = left[size:]
-            return found
+            return tokens
 
     return LLTokenizer(TokenizerWrapper(Known()), n_vocab=vocab + 1)
 
@@ -283,20 +283,20 @@ def token_bytes(tokenizer: HfTokenizer, vocab: int) -> list[bytes]:
     record: Any = json.loads(tokenizer.to_json())
     decoders = _types(record.get("decoder"))
     alphabet = _byte_alphabet() if "ByteLevel" in decoders else {}
-    found = [b""] * vocab
+    spelled = [b""] * vocab
     added = tokenizer.raw.get_added_tokens_decoder()
     for name, token in tokenizer.raw.get_vocab(with_added_tokens=True).items():
         if token >= vocab:
             continue
         if token in added:
-            found[token] = name.encode("utf-8", "replace")
+            spelled[token] = name.encode("utf-8", "replace")
         elif alphabet:
-            found[token] = b"".join(alphabet.get(letter, letter.encode("utf-8", "replace")) for letter in name)
+            spelled[token] = b"".join(alphabet.get(letter, letter.encode("utf-8", "replace")) for letter in name)
         elif "ByteFallback" in decoders and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):
-            found[token] = bytes([int(byte[1], 16)])
+            spelled[token] = bytes([int(byte[1], 16)])
         else:
-            found[token] = tokenizer.piece(token, first=False).encode("utf-8", "replace")
-    return found
+            spelled[token] = tokenizer.piece(token, first=False).encode("utf-8", "replace")
+    return spelled
 
 
 def _types(part: Any) -> set[str]:

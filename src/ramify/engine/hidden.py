@@ -213,15 +213,15 @@ def _causal(mask: Tensor) -> Tensor:
     a padded row sees itself, so that nothing is NaN."""
     T = mask.shape[1]
     lower = torch.ones((T, T), dtype=torch.bool, device=mask.device).tril()
-    own = torch.eye(T, dtype=torch.bool, device=mask.device)
-    return ((lower & mask[:, None, :]) | own)[:, None]
+    diagonal = torch.eye(T, dtype=torch.bool, device=mask.device)
+    return ((lower & mask[:, None, :]) | diagonal)[:, None]
 
 
 def _positions(rows: Sequence[Sequence[int] | np.ndarray], positions: Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
     """Positions from 0 as int64 [N, P]. Raises UserError naming the row where one does not exist."""
     shared = len(positions) == 0 or np.ndim(positions[0]) == 0
     lists: Sequence[Any] = [positions] * len(rows) if shared else positions
-    if len(lists) != len(rows) or len({len(one) for one in lists}) > 1:
+    if len(lists) != len(rows) or len({len(places) for places in lists}) > 1:
         raise UserError(f"positions are one list for all {len(rows)} rows, or one list of equal length for each")
     where = np.array(lists, dtype=np.int64).reshape(len(rows), len(lists[0]) if len(lists) else len(positions))
     lengths = np.array([len(row) for row in rows], dtype=np.int64).reshape(-1, 1)

@@ -31,8 +31,8 @@ def find_model(
     """
     if own_path(spec) is not None:
         check_placed(spec, device, dtype)
-        own = own_model(spec)
-        return own, template_of(own, given)
+        users_model = own_model(spec)
+        return users_model, template_of(users_model, given)
     if spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine.checkpoints import load_model, model_folder
 
@@ -53,8 +53,8 @@ def check_placed(spec: str, device: str, dtype: str) -> None:
 @told()
 def check_model(spec: str) -> None:
     """Raises UserError where :func:`find_model` knows no such name; no checkpoint is read and no request is sent."""
-    if (own := own_path(spec)) is not None:
-        find_attribute(own[1])
+    if (path := own_path(spec)) is not None:
+        find_attribute(path[1])
     elif spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine.checkpoints import model_folder
 
@@ -66,8 +66,8 @@ def check_model(spec: str) -> None:
 def own_model(spec: str) -> Model:
     """The model of the user's that ``FILE.py:ATTRIBUTE`` and the like name; a server is not asked anything. Raises UserError
     where there is none."""
-    own: Model = own_component(spec, Model, "identity, capabilities, sample and logprobs", _replying)
-    return own
+    model: Model = own_component(spec, Model, "identity, capabilities, sample and logprobs", _replying)
+    return model
 
 
 def _replying(name: str, function: Callable[..., Any]) -> Model | None:

@@ -56,8 +56,8 @@ def pair_template(policy: str) -> ChatTemplate | None:
     try:
         if folder is None:
             return find_model(policy)[1]
-        own = (folder / "tokenizer.json").is_file() or not is_adapter(folder)
-        for source in [folder] if own else [adapter_base(folder)]:
+        has_tokenizer = (folder / "tokenizer.json").is_file() or not is_adapter(folder)
+        for source in [folder] if has_tokenizer else [adapter_base(folder)]:
             if (source / "tokenizer.json").is_file():
                 tokenizer = HfTokenizer.load(source)
                 try:
@@ -78,10 +78,10 @@ def _folder(spec: str) -> Path | None:
         return model_folder(spec)
     if colon and not Path(spec).is_dir():
         return None
-    found = Path(spec).expanduser()
-    if not found.is_dir():
-        raise UserError(f"there is no folder {found} with a model (models: builtin, hf:PATH, completions:MODEL@URL)")
-    return found
+    folder = Path(spec).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder} with a model (models: builtin, hf:PATH, completions:MODEL@URL)")
+    return folder
 
 
 def _side(spec: str, folder: Path | None, instead: Path | None, together: bool) -> Side:

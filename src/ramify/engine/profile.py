@@ -120,8 +120,8 @@ class Profile:
 
     def check(self, target: str, drafter: str) -> None:
         """Refuse costs of another pair (UserError); warn about those of another machine or thread count."""
-        for name, own, given in (("target", self.target, target), ("drafter", self.drafter, drafter)):
-            if own and own != given:
+        for name, measured, given in (("target", self.target, target), ("drafter", self.drafter, drafter)):
+            if measured and measured != given:
                 raise UserError(f"the profile was made with another {name}; renew it with 'ramify dspark profile'")
         here = (machine_name(), torch.get_num_threads())
         if self.machine and (self.machine, self.threads) != here:

@@ -146,20 +146,20 @@ class GreedySchedule:
 
         The recent rounds stand for the requests of a step: with N of them, admitting n candidates is n R / N tokens more.
         """
-        found = self._known.get(requests)
-        if found is None:
+        best_known = self._known.get(requests)
+        if best_known is None:
             a = self.recent
             share = requests / len(a)
             plain = requests / float(self.costs.cycle(requests, np.array([float(requests)]), 0)[0])
-            found = (0.0, 1, 0.0)
+            best_known = (0.0, 1, 0.0)
             for depth in range(1, self.block + 1):
                 _, values = ranked(a[:, :depth])
                 tokens = requests + share * np.arange(len(values) + 1)
                 rate = rates(share * values, requests, self.costs.cycle(requests, tokens, depth))
                 best = int(np.argmax(rate))
-                found = max(found, (float(rate[best]) / plain, depth, best / len(a)))
-            self._known[requests] = found
-        return found
+                best_known = max(best_known, (float(rate[best]) / plain, depth, best / len(a)))
+            self._known[requests] = best_known
+        return best_known
 
     def depth(self, requests: int) -> int:
         """The depth with the highest predicted gain, 0 where the controller finds that no drafting is at least as fast."""

@@ -237,21 +237,21 @@ class Speculator:
         places = [-1] * len(running)
         rooms = [len(running[slot].uniforms) - len(running[slot].logprobs) - 1 for slot in slots]
         able = [slot for slot, room in zip(slots, rooms, strict=True) if room > 0]
-        made = round_
+        drafted = round_
         if able:
             depth = min(round_.depth, max(rooms))
             sequences = [running[slot] for slot in able]
             self.absorb(cache, sequences, able)
-            made = self._draft(cache, sequences, able, depth)
-            assert made.confidence is not None
+            drafted = self._draft(cache, sequences, able, depth)
+            assert drafted.confidence is not None
             limits = np.array([min(room, depth) for room in rooms if room > 0])
-            lengths = self.schedule.admit(made.confidence, limits).tolist()
-            for place, (slot, draft, length) in enumerate(zip(able, made.drafts, lengths, strict=True)):
+            lengths = self.schedule.admit(drafted.confidence, limits).tolist()
+            for place, (slot, draft, length) in enumerate(zip(able, drafted.drafts, lengths, strict=True)):
                 drafts[slot], places[slot] = draft[:length], place
             self.stats.drafted += depth * len(able)
         now = time.perf_counter()
         self.stats.draft_seconds += now - began
-        load, depth, given = round_.load, round_.depth, (made.q, made.chances, made.confidence)
+        load, depth, given = round_.load, round_.depth, (drafted.q, drafted.chances, drafted.confidence)
         return Round(load, depth, tuple(drafts), tuple(places), *given, began=round_.began, since=now)
 
     def _draft(self, cache: KVCache, sequences: GenericSequence[Sequence], slots: GenericSequence[int], depth: int) -> Round:
@@ -282,13 +282,13 @@ class Speculator:
 
         anchors, positions = [seq.tokens[-1] for seq in sequences], [seq.computed for seq in sequences]
         numbers = torch.from_numpy(np.array((slots, anchors, positions))).to(device).unbind(0)
-        made = self.drafter.draft(cache, self.first, numbers[0], numbers[1], numbers[2], pick, depth)
+        proposal = self.drafter.draft(cache, self.first, numbers[0], numbers[1], numbers[2], pick, depth)
         if self.drafter.config.confidence:
-            confidence = made.confidence.double().cpu().numpy()
+            confidence = proposal.confidence.double().cpu().numpy()
         else:
             confidence = np.tile(self.usual()[:depth], (R, 1))
         q = None if chances is None else weights.transpose(0, 1)
-        return Round(drafts=tuple(made.tokens.tolist()), places=tuple(range(R)), q=q, chances=chances, confidence=confidence)
+        return Round(drafts=tuple(proposal.tokens.tolist()), places=tuple(range(R)), q=q, chances=chances, confidence=confidence)
 
     def _uniforms(self, sequences: GenericSequence[Sequence], depth: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Uniforms of the drafts and, under rejection, of their acceptances, float64 [P, depth] each.
@@ -297,13 +297,13 @@ class Speculator:
         alone, a draft thrown away would come back after the next anchor,
         and what earlier confidences decided (a stale budget) would know it.
         """
-        found, chances = (
+        picks, chances = (
             (np.empty((len(sequences), depth)), None) if self.distribution == "coupled" else self._keyed(sequences, depth)
         )
         for i, seq in enumerate(sequences):
             if self._coupled(seq):
-                found[i] = np.resize(seq.uniforms[len(seq.logprobs) : len(seq.logprobs) + depth], depth)
-        return found, chances
+                picks[i] = np.resize(seq.uniforms[len(seq.logprobs) : len(seq.logprobs) + depth], depth)
+        return picks, chances
 
     def _coupled(self, seq: Sequence) -> bool:
         return self.distribution == "coupled" or seq.request.settings.seeded
@@ -316,10 +316,10 @@ class Speculator:
             keys = np.array([state.keys for state, _ in short])[:, None, :, None]
             begins = np.array([at for _, at in short])[:, None, None, None]
             counters = (begins + np.arange(AHEAD)[:, None, None]) * STRIDE + np.arange(self.block)
-            for (state, at), made in zip(short, uniforms(keys, counters) * (1 - 2.0**-52), strict=True):
-                state.since, state.uniforms = at, made
-        found = np.array([state.uniforms[at - state.since] for state, at in zip(states, anchors, strict=True)])
-        return found[:, 0, :depth].copy(), found[:, 1, :depth]
+            for (state, at), fresh in zip(short, uniforms(keys, counters) * (1 - 2.0**-52), strict=True):
+                state.since, state.uniforms = at, fresh
+        of_anchors = np.array([state.uniforms[at - state.since] for state, at in zip(states, anchors, strict=True)])
+        return of_anchors[:, 0, :depth].copy(), of_anchors[:, 1, :depth]
 
     def usual(self) -> np.ndarray:
         """Acceptance by position so far, [block], for drafters without confidences; the prior counts as 8 rounds."""
@@ -344,7 +344,7 @@ class Speculator:
                     emitted[i] = picked
         now = time.perf_counter()
         self.stats.verify_seconds += now - began
-        return emitted, round_.verified(tuple(len(made.tokens) - 1 for made in emitted), now)
+        return emitted, round_.verified(tuple(len(kept_tokens.tokens) - 1 for kept_tokens in emitted), now)
 
     def _verify(self, logits: Tensor, sequences: GenericSequence[Sequence], round_: Round, by_coupling: bool) -> list[Picked]:
         """Verification of sequences under one distribution."""

@@ -337,12 +337,14 @@ class TinyLM(nn.Module):
         model = cls._sized(config, weights, folder)
         if config.tied:
             weights.pop("lm_head.weight", None)
-        own = model.state_dict()
-        for name in sorted(own.keys() | weights.keys()):
-            if name not in weights or name not in own:
-                raise UserError(f"{folder}: weight '{name}' is {'missing' if name in own else 'not one this model has'}")
-            if weights[name].shape != own[name].shape:
-                raise UserError(f"{folder}: weight '{name}' is {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}")
+        present = model.state_dict()
+        for name in sorted(present.keys() | weights.keys()):
+            if name not in weights or name not in present:
+                raise UserError(f"{folder}: weight '{name}' is {'missing' if name in present else 'not one this model has'}")
+            if weights[name].shape != present[name].shape:
+                raise UserError(
+                    f"{folder}: weight '{name}' is {tuple(weights[name].shape)}, expected {tuple(present[name].shape)}"
+                )
         model.load_state_dict(weights)
         return model.eval()
 
@@ -357,8 +359,8 @@ class TinyLM(nn.Module):
         }
         for name, shape in wanted.items():
             if name not in weights or tuple(weights[name].shape) != shape:
-                found = tuple(weights[name].shape) if name in weights else "missing"
-                raise UserError(f"{folder}: weight '{name}' is {found}, expected {shape}")
+                stored = tuple(weights[name].shape) if name in weights else "missing"
+                raise UserError(f"{folder}: weight '{name}' is {stored}, expected {shape}")
         if config.layers > len(weights):
             raise UserError(f"{folder} has weights for fewer layers than the {config.layers} of its config.json")
         try:
@@ -392,13 +394,13 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
     """The module's ``state_dict`` with every tensor once: of weights that are one tensor (tied embeddings) the first name
     only."""
-    found: dict[str, Tensor] = {}
+    distinct: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, value in module.state_dict().items():
         if value.data_ptr() not in seen:
             seen.add(value.data_ptr())
-            found[name] = value.detach()
-    return found
+            distinct[name] = value.detach()
+    return distinct
 
 
 def set_distinct_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -406,12 +408,12 @@ def set_distinct_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> No
 
     Raises UserError where ``weights`` are not those of such a module.
     """
-    own = distinct_weights(module)
-    for name in sorted(own.keys() | weights.keys()):
-        if name not in weights or name not in own:
-            raise UserError(f"weight '{name}' is {'missing' if name in own else 'not one this model has'}")
-        if weights[name].shape != own[name].shape:
-            raise UserError(f"weight '{name}' is {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}")
+    present = distinct_weights(module)
+    for name in sorted(present.keys() | weights.keys()):
+        if name not in weights or name not in present:
+            raise UserError(f"weight '{name}' is {'missing' if name in present else 'not one this model has'}")
+        if weights[name].shape != present[name].shape:
+            raise UserError(f"weight '{name}' is {tuple(weights[name].shape)}, expected {tuple(present[name].shape)}")
     module.load_state_dict(dict(weights), strict=False)
 
 

@@ -82,13 +82,13 @@ def rejection(
     device, (R, K, V) = p.device, q.shape
     q = q.transpose(0, 1).reshape(K * R, V)  # slot by slot, as the drafter makes it
     starts, of_p, of_q = list[int](), list[int](), list[int]()
-    found: list[int] = []
+    chosen_tokens: list[int] = []
     for r, row in enumerate(drafts):  # few numbers: lists are faster than arrays here
-        starts.append(start := len(found))
+        starts.append(start := len(chosen_tokens))
         of_p += [(start + k) * V + token for k, token in enumerate(row)]
         of_q += [(k * R + r) * V + token for k, token in enumerate(row)]
-        found += row
-        found.append(0)
+        chosen_tokens += row
+        chosen_tokens.append(0)
     indices = torch.tensor([of_p, of_q], dtype=torch.int64, device=device).unbind(0)
     at_p, at_q = p.flatten().index_select(0, indices[0]).tolist(), q.flatten().index_select(0, indices[1]).tolist()
     sum_p, sum_q = p.sum(-1, dtype=torch.float64).tolist(), q.sum(-1, dtype=torch.float64).tolist()
@@ -113,11 +113,11 @@ def rejection(
     if cut:
         weights = residual(weights, q.index_select(0, of_draft) / sums_q)
     for at, token in zip(last, inverse_cdf(weights, final).tolist(), strict=True):
-        found[at] = token
-    tokens = torch.tensor(found, device=device).unsqueeze(1)
+        chosen_tokens[at] = token
+    tokens = torch.tensor(chosen_tokens, device=device).unsqueeze(1)
     chosen = sampler.gather(1, tokens).squeeze(1).tolist()
     plain = chosen if sampler is model else model.gather(1, tokens).squeeze(1).tolist()
-    whole = Picked(found, chosen, plain, entropy.tolist())
+    whole = Picked(chosen_tokens, chosen, plain, entropy.tolist())
     return [_slice(whole, start, stop + 1) for start, stop in zip(starts, last, strict=True)]
 
 

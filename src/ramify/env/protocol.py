@@ -128,10 +128,10 @@ def chat_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     text = data.get(CHAT)
     try:
-        found = json.loads(text) if isinstance(text, str) else None
+        record = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {}
+        record = None
+    return record if isinstance(record, dict) else {}
 
 
 def conversation_of(data: Mapping[str, Any]) -> int:
@@ -242,27 +242,27 @@ _ENVIRONMENT, _ENV = ("name", "make", "task_set"), ("max_turns", "system", "rese
 def environment_of(given: Environment | Callable[[], Environment | Env], spec: str = "") -> Environment:
     """The environment that an object is, or that a class or function makes; ``spec`` is what it was named by, if by a name.
     Raises UserError on anything else, saying what is missing."""
-    made: Any = given
+    candidate: Any = given
     here = f"{spec}: this" if spec else "this"
     name = getattr(given, "__qualname__", type(given).__qualname__)
     if isinstance(given, type) or (callable(given) and not hasattr(given, "step") and not hasattr(given, "make")):
         if not takes(given, 0):
             raise UserError(f"{spec or name} makes no environment without arguments: it cannot be called without any")
-        made = called(spec or name, given)
-        if hasattr(made, "step") and not all(hasattr(made, name) for name in _ENVIRONMENT):
-            _check(made, _ENV, here)
-            close(made)
+        candidate = called(spec or name, given)
+        if hasattr(candidate, "step") and not all(hasattr(candidate, name) for name in _ENVIRONMENT):
+            _check(candidate, _ENV, here)
+            close(candidate)
             make: Any = given
             return EpisodeEnvironment(make, name)
     elif hasattr(given, "step") and not hasattr(given, "make"):
         this = spec or f"this {name}"
         raise UserError(f"{this} is one episode: give what makes one for each attempt, the class {name} or a function")
-    _check(made, _ENVIRONMENT, here)
-    environment: Environment = made
+    _check(candidate, _ENVIRONMENT, here)
+    environment: Environment = candidate
     return environment
 
 
-def _check(made: object, wanted: Iterable[str], before: str) -> None:
-    lacks = [name for name in wanted if not hasattr(made, name)]
+def _check(candidate: object, wanted: Iterable[str], before: str) -> None:
+    lacks = [name for name in wanted if not hasattr(candidate, name)]
     if lacks:
-        raise UserError(f"{before} {type(made).__name__} is not an environment: it has no {', '.join(lacks)}")
+        raise UserError(f"{before} {type(candidate).__name__} is not an environment: it has no {', '.join(lacks)}")

@@ -91,8 +91,8 @@ def tool(effect: str, name: str = "") -> Callable[[F], F]:
     check_effect(effect, name or "this tool")
 
     def declared(function: F) -> F:
-        made: Any = _declared(function, effect, name or function.__name__)
-        return made  # type: ignore[no-any-return]
+        marked: Any = _declared(function, effect, name or function.__name__)
+        return marked  # type: ignore[no-any-return]
 
     return declared
 
@@ -105,14 +105,14 @@ def check_effect(effect: str, name: str) -> None:
 
 def read_effects(texts: Iterable[str]) -> dict[str, str]:
     """Effects from ``NAME=EFFECT`` each; the name ``*`` is :data:`EVERY`. Raises UserError."""
-    found = {}
+    effects = {}
     for text in texts:
         name, equals, effect = text.partition("=")
         if not equals or not name:
             raise UserError(f"what a tool does is said as NAME=EFFECT, as in send_mail=ask, not '{text}'")
         check_effect(effect, f"the tool '{name}'")
-        found[name] = effect
-    return found
+        effects[name] = effect
+    return effects
 
 
 def effect_options(effects: Mapping[str, str]) -> str:
@@ -149,7 +149,7 @@ def how_to_declare(name: str, otherwise: str = "@ramify.tool(EFFECT) above it") 
 def _declared(function: Callable[..., Any], effect: str, name: str) -> Callable[..., Any]:
     signature = inspect.signature(function)
     boxed = effect == "sandboxed" and BOX in signature.parameters
-    shown = signature.replace(parameters=[one for one in signature.parameters.values() if not (boxed and one.name == BOX)])
+    shown = signature.replace(parameters=[each for each in signature.parameters.values() if not (boxed and each.name == BOX)])
 
     def call(gate: ToolGate | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         bound = shown.bind(*args, **kwargs)
@@ -226,9 +226,9 @@ _asking = threading.Lock()
 def gate_here() -> ToolGate | None:
     """The gate that a tool called here has to pass; None outside an episode.
     Raises InfrastructureError where it cannot be told which."""
-    found = GATE.get()
-    if found is not None or threading.current_thread() is threading.main_thread():  # agents run in threads of their own
-        return found
+    current = GATE.get()
+    if current is not None or threading.current_thread() is threading.main_thread():  # agents run in threads of their own
+        return current
     gates = list(_open)
     if len(gates) > 1:
         why = "a tool was called from a thread that does not know its episode: start it with contextvars.copy_context().run"
@@ -300,19 +300,19 @@ class ToolGate:
         """The agent's code has ended, so a call from an unknown thread is not its own any more."""
         _open.discard(self)
 
-    def branch(self, own: Iterable[Message], others: Iterable[Message]) -> None:
-        """What follows the recorded steps is a branch; ``own`` are the observations of the attempt that is branched, ``others``
+    def branch(self, branched: Iterable[Message], others: Iterable[Message]) -> None:
+        """What follows the recorded steps is a branch; ``branched`` are the observations of the attempt that is, ``others``
         those of other attempts at the task."""
         self.branched = True
-        for messages, found in ((own, self._own), (others, self._others)):
+        for messages, by_call in ((branched, self._own), (others, self._others)):
             for message in messages:
-                for one in message.data.get(RUNS) or ():
-                    if one.get("how") in ("run", "asked"):
-                        found.setdefault(_key(one["name"], one["arguments"]), []).append(one)
+                for record in message.data.get(RUNS) or ():
+                    if record.get("how") in ("run", "asked"):
+                        by_call.setdefault(_key(record["name"], record["arguments"]), []).append(record)
 
     def recall(self, runs: Iterable[Mapping[str, Any]]) -> None:
         """The next calls, up to :meth:`taken`, were made before: these are their records."""
-        self._recorded = [dict(one) for one in runs]
+        self._recorded = [dict(record) for record in runs]
 
     @property
     def given(self) -> dict[str, int]:
@@ -324,9 +324,9 @@ class ToolGate:
     def given(self, counts: Mapping[str, int]) -> None:
         self._made = Counter(counts)
 
-    def effect(self, name: str, own: str = "") -> str:
-        """What the tool ``name`` does, where it declares ``own`` itself; "" where nothing says it."""
-        return self.effects.get(name) or own or self.effects.get(EVERY, "")
+    def effect(self, name: str, declared: str = "") -> str:
+        """What the tool ``name`` does, where it declares ``declared`` itself; "" where nothing says it."""
+        return self.effects.get(name) or declared or self.effects.get(EVERY, "")
 
     def bar(self, name: str, effect: str, arguments: Mapping[str, Any], why: str) -> None:
         """Note a call that was refused before the agent could make it."""
@@ -408,18 +408,21 @@ class ToolGate:
 
     def _recalled(self, record: dict[str, Any], key: str, nth: int) -> dict[str, Any]:
         assert self._recorded is not None
-        at = next((i for i, one in enumerate(self._recorded) if _key(one["name"], one["arguments"]) == key), None)
+        at = next(
+            (i for i, stored_call in enumerate(self._recorded) if _key(stored_call["name"], stored_call["arguments"]) == key),
+            None,
+        )
         if at is None and nth < len(known := self._own.get(key, [])):  # of parallel agents another one may come first
-            found = known[nth]
+            replayed = known[nth]
         elif at is None:
-            had = ", ".join(_call(one["name"], one["arguments"]) for one in self._recorded) or "none"
+            had = ", ".join(_call(stored_call["name"], stored_call["arguments"]) for stored_call in self._recorded) or "none"
             self._refused(
                 record,
                 f"replay differs: the agent called {_call(record['name'], record['arguments'])}, the recorded calls that are "
                 f"left are: {had}",
             )
         else:
-            found = self._recorded.pop(at)
+            replayed = self._recorded.pop(at)
         effect, name = record["effect"], record["name"]
         if self.stateful and effect not in EFFECTS:
             if not self.branched:  # the attempt itself, taken up where it was interrupted
@@ -431,18 +434,18 @@ class ToolGate:
                 f"or leave out what it did: {self.declaring(name)}",
             )
         if effect == "sandboxed" or (
-            effect == "pure" and found.get("asks")
+            effect == "pure" and replayed.get("asks")
         ):  # its box has to become what it was; its agent asks again
             return record | {"run": "run"}
-        return self._note({**record, **{k: found[k] for k in ("result", "error") if k in found}, "how": "replayed"})
+        return self._note({**record, **{k: replayed[k] for k in ("result", "error") if k in replayed}, "how": "replayed"})
 
     def _replayed(self, record: dict[str, Any], key: str, nth: int) -> dict[str, Any]:
         known = self._own.get(key) or self._others.get(key)
         if not known:
             what = _call(record["name"], record["arguments"])
             self._refused(record, f"the tool '{record['name']}' gives recorded results on a branch, and {what} was not recorded")
-        found = known[min(nth, len(known) - 1)]
-        return self._note({**record, **{k: found[k] for k in ("result", "error") if k in found}, "how": "replayed"})
+        replayed = known[min(nth, len(known) - 1)]
+        return self._note({**record, **{k: replayed[k] for k in ("result", "error") if k in replayed}, "how": "replayed"})
 
     def _asked(self, record: dict[str, Any]) -> str:
         why = f"a person said no to {_call(record['name'], record['arguments'])}"
@@ -463,15 +466,15 @@ class ToolGate:
 
     def ended(self, record: dict[str, Any], value: Any = None, error: Exception | None = None) -> None:
         """Note what a tool that was run gave."""
-        found = {key: item for key, item in record.items() if key not in ("run", "began")} | {"how": record["run"]}
+        noted = {key: item for key, item in record.items() if key not in ("run", "began")} | {"how": record["run"]}
         if self.requests > record.get("began", self.requests):
-            found["asks"] = True
+            noted["asks"] = True
         if error is not None:
-            found["error"] = {"type": type(error).__name__, "text": str(error)}
+            noted["error"] = {"type": type(error).__name__, "text": str(error)}
         else:
-            found |= stored(value)
+            noted |= stored(value)
         with self._lock:
-            self._note(found)
+            self._note(noted)
 
     def _note(self, record: dict[str, Any]) -> dict[str, Any]:
         self._new.append(record)

@@ -94,7 +94,7 @@ class Endpoint:
 
     def limits(self) -> EndpointLimits:
         """The limits that the URL's options set. Raises UserError on one that is not a positive number."""
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         for name in ("rate", "concurrent", "timeout", "retries"):
             if name not in self.options:
                 continue
@@ -105,16 +105,16 @@ class Endpoint:
             whole = name in ("concurrent", "retries")
             if not (math.isfinite(number) and number >= 0) or (number == 0 and name != "retries") or (whole and number % 1):
                 raise UserError(f"the URL of {self.host} has {name}={self.options[name][:20]!r}, which is not a positive number")
-            found[name] = number
+            numbers[name] = number
         limits = EndpointLimits(
-            rate=found.get("rate", EndpointLimits.rate), concurrent=int(found.get("concurrent", EndpointLimits.concurrent))
+            rate=numbers.get("rate", EndpointLimits.rate), concurrent=int(numbers.get("concurrent", EndpointLimits.concurrent))
         )
-        limits = replace(limits, retries=int(found.get("retries", limits.retries)))
-        return replace(limits, read=found["timeout"], total=found["timeout"]) if "timeout" in found else limits
+        limits = replace(limits, retries=int(numbers.get("retries", limits.retries)))
+        return replace(limits, read=numbers["timeout"], total=numbers["timeout"]) if "timeout" in numbers else limits
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    return chr(int(found[1], 16)) if found[1] else found[2]
+def _unescaped(match: re.Match[str]) -> str:
+    return chr(int(match[1], 16)) if match[1] else match[2]
 
 
 class Secret:
@@ -156,8 +156,8 @@ class Secret:
             same = all(name is was and inner is value[was] for was, (name, inner) in zip(value, pairs, strict=True))
             return value if same else dict(pairs)
         if isinstance(value, list):
-            found = [self.scrubbed(inner) for inner in value]
-            return value if all(inner is was for inner, was in zip(found, value, strict=True)) else found
+            clean = [self.scrubbed(inner) for inner in value]
+            return value if all(inner is was for inner, was in zip(clean, value, strict=True)) else clean
         return value
 
     def begun(self, text: str) -> int:

@@ -68,8 +68,8 @@ class ChatTemplate(Protocol):
 
 def own_template(model: object) -> ChatTemplate | None:
     """The model's own chat template; None where it has none."""
-    found: ChatTemplate | None = getattr(model, "template", None)
-    return found
+    template: ChatTemplate | None = getattr(model, "template", None)
+    return template
 
 
 def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTemplate | None:
@@ -268,7 +268,7 @@ class JinjaTemplate:
         path, jinja = folder / "tokenizer_config.json", folder / "chat_template.jinja"
         try:
             config = read_record(path, "the tokenizer's") if source is None or path.exists() else {}
-            found = (
+            stored = (
                 source
                 if source is not None
                 else (read_regular(jinja, "the chat template").decode() if jinja.exists() else config.get("chat_template"))
@@ -277,14 +277,14 @@ class JinjaTemplate:
             texts |= {key: text for key in _OTHER_TOKENS if (text := _text(config.get(key)))}
         except (OSError, ValueError, AttributeError) as error:
             raise UserError(f"cannot read the chat template from {path}: {reason(error)}") from error
-        if isinstance(found, list):
-            found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
-        if not isinstance(found, str):
+        if isinstance(stored, list):
+            stored = {entry.get("name"): entry.get("template") for entry in stored}.get("default")
+        if not isinstance(stored, str):
             raise NeedsError(f"{folder} has no chat template: give one with --chat-template FILE")
         added = tokenizer.raw.get_added_tokens_decoder().values()
         specials = tuple(sorted({*texts.values(), *(token.content for token in added if token.special)} - {""}))
         named = name or f"the chat template of {folder}"
-        return cls(tokenizer, found, specials, {**texts, **(variables or {})}, named, date)
+        return cls(tokenizer, stored, specials, {**texts, **(variables or {})}, named, date)
 
     def to_json(self) -> dict[str, str]:
         """What determines a rendering, as a run stores it: the text, its date, and a hash of the two."""
@@ -315,19 +315,19 @@ class JinjaTemplate:
         NeedsError where it shows no tool's result either way."""
         given = list(messages)
         as_fields = self._calls_as_fields if any(role == "tool" for role, _ in given) else False
-        made: list[dict[str, Any]] = []
+        converted: list[dict[str, Any]] = []
         for at, (role, text) in enumerate(given):
             message: dict[str, Any] = {"role": role, "content": text}
             if as_fields and role == "assistant" and at + 1 < len(given) and given[at + 1][0] == "tool":
                 message = _with_calls(text, at)
             elif as_fields and role == "tool":
-                calls = made[-1].get("tool_calls") if made else None
+                calls = converted[-1].get("tool_calls") if converted else None
                 message = {"role": "user", "content": text}
                 if calls:
                     function = calls[0]["function"]
                     message = {"role": "tool", "content": text, "name": function["name"], "tool_call_id": calls[0]["id"]}
-            made.append(message)
-        return made
+            converted.append(message)
+        return converted
 
     @cached_property
     def _calls_as_fields(self) -> bool:
@@ -402,8 +402,8 @@ class JinjaTemplate:
         if (role, after) not in self._frames:
             for before in self._elsewhere(after):
                 try:
-                    header, found, footer = self._added(role, _PROBE, before).partition(_PROBE)
-                    if not found:
+                    header, probe, footer = self._added(role, _PROBE, before).partition(_PROBE)
+                    if not probe:
                         raise NeedsError(f"{self.name} does not show the content of a '{role}' message")
                 except NeedsError:
                     if self.strict:
@@ -466,17 +466,17 @@ class JinjaTemplate:
 
     def _find_stops(self) -> tuple[int, ...]:
         # What the template puts first after a reply ends the turn, where it is a special token (a plain line break is not).
-        found, footer, refused = "", "", None
+        probe, footer, refused = "", "", None
         for self._parted in (False, True):
             try:
                 shown = self._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}])
             except NeedsError as error:
                 refused = refused or error
                 continue
-            found, footer = shown.partition(_PROBE)[1:]
-            if found:
+            probe, footer = shown.partition(_PROBE)[1:]
+            if probe:
                 break
-        if not found:
+        if not probe:
             if refused is not None:
                 raise refused
             raise NeedsError(f"{self.name} does not show the content of an 'assistant' message")

@@ -89,9 +89,9 @@ class HttpModel:
         self.model, self.mode = model, mode
         self.endpoint = Endpoint.parse(url)
         self.transport = Transport(self.endpoint, limits, transport=transport, clock=clock)
-        found = self.endpoint.options.get("tokenizer") if tokenizer is None else tokenizer
-        folder = Path(found).expanduser() if isinstance(found, Path | str) else None
-        self.tokenizer: Any = HfTokenizer.load(folder) if folder else found
+        source = self.endpoint.options.get("tokenizer") if tokenizer is None else tokenizer
+        folder = Path(source).expanduser() if isinstance(source, Path | str) else None
+        self.tokenizer: Any = HfTokenizer.load(folder) if folder else source
         self._own_template, self._folder = template, folder
         if mode == "completions" and self.tokenizer is None:
             raise UserError(
@@ -113,10 +113,10 @@ class HttpModel:
     @classmethod
     def named(cls, mode: str, argument: str, **options: Any) -> HttpModel:
         """The model that ``MODEL@URL`` names. Raises UserError, in which the URL is not repeated."""
-        found = re.fullmatch(r"(.+?)@(https?://.+)", argument, re.DOTALL)
-        if found is None:
+        match = re.fullmatch(r"(.+?)@(https?://.+)", argument, re.DOTALL)
+        if match is None:
             raise UserError(f"a model at an endpoint is named {mode}:MODEL@URL, such as {mode}:qwen3@http://127.0.0.1:8000/v1")
-        return cls(found[2], found[1], mode, **options)
+        return cls(match[2], match[1], mode, **options)
 
     @cached_property
     def identity(self) -> Identity:
@@ -318,10 +318,10 @@ class HttpModel:
                         stop = wire.stop_of(choice, host)
                     text, offsets = "", list[int]()
                     for token in ids or ():
-                        new, found = spelled.push([token])
+                        new, spelled_ends = spelled.push([token])
                         fresh = (so_far[-longest:] + text)[-longest:] + new if longest else ""
                         text += new
-                        offsets += found.tolist()
+                        offsets += spelled_ends.tolist()
                         if ends(fresh, token):
                             stop, over = "stop", True
                             break
@@ -510,12 +510,12 @@ class HttpModel:
         answer = await self.transport.post("/completions", body)
         choice = wire.only_choice(answer, host)
         self._heard_from(answer)
-        found = wire.prompt_logprobs(choice, row, host)
-        if found is None:
+        logprobs = wire.prompt_logprobs(choice, row, host)
+        if logprobs is None:
             raise ProviderError("logprobs", f"{host} gives no log-probs of given tokens")
         if not top_k:
-            return TokenScores(found)
-        return TokenScores(found, None, *wire.prompt_alternatives(choice, len(row), top_k, self._limit, host))
+            return TokenScores(logprobs)
+        return TokenScores(logprobs, None, *wire.prompt_alternatives(choice, len(row), top_k, self._limit, host))
 
     # -- what the server can do
 
@@ -589,14 +589,14 @@ class HttpModel:
         assert sampled.model_logprobs is not None
         for scores in ("prompt_logprobs", "echo"):
             try:
-                found = (await self._score([*self._sample_ids, *sampled.tokens.tolist()], scores)).logprobs[
+                scored = (await self._score([*self._sample_ids, *sampled.tokens.tolist()], scores)).logprobs[
                     -len(sampled.tokens) :
                 ]
             except ProviderError as error:
                 if error.again:
                     raise
                 continue
-            if np.abs(found - sampled.model_logprobs).max() < _AGREE:
+            if np.abs(scored - sampled.model_logprobs).max() < _AGREE:
                 self._dialect = replace(self._dialect, scores=scores)
                 return {"prompt_logprobs"}
         return set()

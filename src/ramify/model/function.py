@@ -34,11 +34,13 @@ class FunctionModel:
     def __init__(self, function: Callable[..., Any], name: str = "") -> None:
         self._function = function
         self._keyed = takes(function, 2)
-        own = getattr(function, "__qualname__", type(function).__qualname__)
+        qualified = getattr(function, "__qualname__", type(function).__qualname__)
         if not self._keyed and not takes(function, 1):
-            raise UserError(f"the model '{name or own}' must be callable as {own}(messages) or {own}(messages, key)")
-        full_name = name or f"{getattr(function, '__module__', '')}.{own}"
-        self.identity = Identity(name or own, stable_hash("function", full_name, source_of(function)), "")
+            raise UserError(
+                f"the model '{name or qualified}' must be callable as {qualified}(messages) or {qualified}(messages, key)"
+            )
+        full_name = name or f"{getattr(function, '__module__', '')}.{qualified}"
+        self.identity = Identity(name or qualified, stable_hash("function", full_name, source_of(function)), "")
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         """See :class:`ramify.model.protocol.Model`."""

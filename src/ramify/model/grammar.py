@@ -130,8 +130,8 @@ def _expression(pattern: str, where: str) -> str:
     """Raises UserError where a regular expression repeats more than can be followed;
     llguidance says what else is wrong with it."""
     groups, last, inside = [0], 0, False  # letters of each open group, and of what a repetition would repeat; inside a [class]
-    for found in _PART.finditer(_bounded(pattern, where)):
-        part = found[0]
+    for match in _PART.finditer(_bounded(pattern, where)):
+        part = match[0]
         if inside:
             inside = part != "]"
         elif part == "(":
@@ -140,7 +140,7 @@ def _expression(pattern: str, where: str) -> str:
             last = groups.pop()
             groups[-1] += last
         elif part.startswith("{") and part != "{":
-            times = max([1, *(int(number[:9]) for number in found.groups() if number)])
+            times = max([1, *(int(number[:9]) for number in match.groups() if number)])
             groups[-1] += last * (times - 1)
             last *= times
         else:
@@ -239,7 +239,7 @@ class _Checker:
             return schema
         if not isinstance(schema, dict):
             raise UserError(f"{path} must be an object, true or false")
-        found = {}
+        checked = {}
         for name, value in schema.items():
             if name in _ANNOTATIONS:
                 continue
@@ -249,8 +249,8 @@ class _Checker:
             if check is None:
                 known = f" ({nearest(name, FOLLOWED)})" if name not in _REFUSED else ""
                 raise UserError(f"{path}: the keyword '{str(name)[:40]}' is not offered{known}")
-            found[name] = check(self, value, f"{path}.{name}", depth)
-        return found
+            checked[name] = check(self, value, f"{path}.{name}", depth)
+        return checked
 
     def schemas(self, value: Any, path: str, depth: int) -> Any:
         """Check a keyword whose value is a non-empty list of schemas."""
@@ -281,10 +281,10 @@ class _Checker:
 
     def type(self, value: Any, path: str, depth: int) -> Any:
         """A type or several."""
-        for one in value if isinstance(value, list) and value else [value]:
-            if one not in TYPES:
-                hint = nearest(one, TYPES) if isinstance(one, str) else f"known: {', '.join(TYPES)}"
-                raise UserError(f"{path} is {json.dumps(one)[:40]}, which is no type ({hint})")
+        for name in value if isinstance(value, list) and value else [value]:
+            if name not in TYPES:
+                hint = nearest(name, TYPES) if isinstance(name, str) else f"known: {', '.join(TYPES)}"
+                raise UserError(f"{path} is {json.dumps(name)[:40]}, which is no type ({hint})")
         return value
 
     def enum(self, value: Any, path: str, depth: int) -> Any:
@@ -348,13 +348,13 @@ class _Checker:
             raise UserError(
                 f"{path} is {json.dumps(value)[:60]}; only references into the schema itself (#/$defs/NAME) are offered"
             )
-        found: Any = self.root
+        target: Any = self.root
         for part in value.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-                found = found[int(part)]
-            elif isinstance(found, dict) and part in found:
-                found = found[part]
+            if isinstance(target, list) and part.isdecimal() and int(part) < len(target):
+                target = target[int(part)]
+            elif isinstance(target, dict) and part in target:
+                target = target[part]
             else:
                 raise UserError(f"{path} is '{value[:60]}', which is not there")
         return value

@@ -17,11 +17,11 @@ def refusal(whole: str, parts: Sequence[tuple[str, str]]) -> tuple[str, str] | N
     grammar) that is refused by itself. None: nothing."""
     from llguidance import LLMatcher
 
-    found = [("", whole), *parts]
+    grammars = [("", whole), *parts]
     failed, messages = LLMatcher.validate_grammar_with_warnings(whole)
     if not failed:
         return None
-    for path, part in found[1:]:
+    for path, part in grammars[1:]:
         wrong, warnings = LLMatcher.validate_grammar_with_warnings(part)
         if wrong:
             return path or "its root", warnings[0]

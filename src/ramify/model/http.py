@@ -306,8 +306,8 @@ class Transport:
 
     async def _session(self) -> _Session:
         loop = asyncio.get_running_loop()
-        found = self._sessions.get(loop)
-        if found is None:
+        session = self._sessions.get(loop)
+        if session is None:
             for other in [other for other in self._sessions if other.is_closed()]:
                 del self._sessions[other]
             limits = self.limits
@@ -325,7 +325,7 @@ class Transport:
             )
             # asyncio.run closes every generator that is still open, so the connections close before their loop does.
             closing = _close_at_end(client)
-            found = self._sessions[loop] = _Session(client, asyncio.Semaphore(limits.concurrent))
+            session = self._sessions[loop] = _Session(client, asyncio.Semaphore(limits.concurrent))
             _OPEN[client] = closing, loop, weakref.ref(self)
             await anext(closing)
             for held, (left, where, owner) in list(_OPEN.items()):
@@ -333,7 +333,7 @@ class Transport:
                     _OPEN.pop(held, None)
                     if where is loop:
                         await left.aclose()
-        return found
+        return session
 
 
 _OPEN: dict[

@@ -148,7 +148,7 @@ class Layout:
         shown: list[TokenMessage] = []
         position, after = hashlib.blake2b(digest_size=16), ""
         for message in messages:
-            encoded = self._one(template, message, after, position.digest())
+            encoded = self._encoded_message(template, message, after, position.digest())
             assert encoded.tokens is not None
             position.update(encoded.tokens.tobytes())
             shown.append(encoded)
@@ -167,9 +167,9 @@ class Layout:
             known.append(Known(message.role, text, pieces))
             content = _gist(text) if message.role == "assistant" else text
             position.update(json.dumps([message.role, content]).encode())
-        found = rendered(template, known)
+        layout = rendered(template, known)
         texts: list[tuple[int, str, str, list[int]]] = []
-        for piece in found.pieces or [Reused(i, 0, 0, len(one.pieces[0].tokens)) for i, one in enumerate(known)]:
+        for piece in layout.pieces or [Reused(i, 0, 0, len(written.pieces[0].tokens)) for i, written in enumerate(known)]:
             if isinstance(piece, Filled):
                 if piece.role or not texts:
                     texts.append((piece.message, piece.role or "system", piece.text, list(piece.tokens)))
@@ -191,9 +191,9 @@ class Layout:
             whole = at >= 0 and text.strip() == known[at].text.strip()
             message = replace(messages[at], text=known[at].text) if whole else Message(role, text)
             shown.append(TokenMessage(message, np.array(ids, np.int32)))
-        return _Prompt(tuple(shown), found.header, position.digest())
+        return _Prompt(tuple(shown), layout.header, position.digest())
 
-    def _one(self, template: ChatTemplate, message: Message, after: str, position: bytes) -> TokenMessage:
+    def _encoded_message(self, template: ChatTemplate, message: Message, after: str, position: bytes) -> TokenMessage:
         sampled = self._replies.get((position, _gist(message.text))) if message.role == "assistant" else None
         if sampled is not None:
             parts = assistant_node_parts(template, sampled, after=after)
@@ -233,7 +233,7 @@ class _Prompt:
     @cached_property
     def inside(self) -> Prefix:
         """The prompt for the inner model."""
-        tokens = [one.tokens for one in self.shown if one.tokens is not None]
+        tokens = [message.tokens for message in self.shown if message.tokens is not None]
         return Prefix(np.concatenate([*tokens, np.array(self.head, np.int32)]), asked=self.asked)
 
 
@@ -244,5 +244,5 @@ def _sampled(source: RenderedPiece, piece: Reused) -> list[bool]:
 def _gist(text: str) -> str:
     """A reply in one canonical form, however its calls were written."""
     content, calls = split_reply(text)
-    made = [[call["function"]["name"], json.loads(call["function"]["arguments"])] for call in calls]
-    return json.dumps([content.strip(), made], sort_keys=True)
+    named_calls = [[call["function"]["name"], json.loads(call["function"]["arguments"])] for call in calls]
+    return json.dumps([content.strip(), named_calls], sort_keys=True)

@@ -52,8 +52,8 @@ class Middleware:
     def identity(self) -> Identity:
         """The names of the inner model and of this middleware; a hash of the inner weights, this name and its settings."""
         inner = self.inner.identity
-        own = stable_hash("middleware", self.name, json_hash(self.settings), inner.weights)
-        return Identity(f"{inner.name}+{self.name}", own, inner.tokenizer)
+        weights = stable_hash("middleware", self.name, json_hash(self.settings), inner.weights)
+        return Identity(f"{inner.name}+{self.name}", weights, inner.tokenizer)
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -78,7 +78,7 @@ class Middleware:
         """See :class:`ramify.model.protocol.Model`."""
         shown = await self.before(prefix)
         completions = await self.inner.sample(shown, n, settings, keys)
-        return list(await asyncio.gather(*(self._after(prefix, shown, *one) for one in zip(completions, keys, strict=True))))
+        return list(await asyncio.gather(*(self._after(prefix, shown, *pair) for pair in zip(completions, keys, strict=True))))
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """See :func:`ramify.model.streaming.stream`; the last piece carries the sample as :meth:`after` left it."""

@@ -107,13 +107,13 @@ class Pair:
 
         See :meth:`each`. Raises what a model raises on a row.
         """
-        found: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+        sides: tuple[list[np.ndarray], list[np.ndarray]] = [], []
         for row in await self.each(rows, again):
             if isinstance(row, Exception):
                 raise row
-            for side, score in zip(found, row, strict=True):
+            for side, score in zip(sides, row, strict=True):
                 side.append(score.logprobs)
-        return found
+        return sides
 
     async def each(
         self,
@@ -133,13 +133,13 @@ class Pair:
         progress(len(rows) - len(left))
         reference = await self._side(self.reference, [rows[i] for i in left], again, 0, squares, progress)
         self.noise = float(np.sqrt(2 * np.mean(squares))) if squares else self.noise
-        one, other = self.policy.identity, self.reference.identity
-        if one and other and one.weights and one.weights == other.weights:
+        trained, reference_identity = self.policy.identity, self.reference.identity
+        if trained and reference_identity and trained.weights and trained.weights == reference_identity.weights:
             self._warn("the reference has the policy's own weights, so every advantage is 0")
-        found: list[Any] = list(policy)
+        scored: list[Any] = list(policy)
         for i, score in zip(left, reference, strict=True):
-            found[i] = (found[i], score) if isinstance(score, TokenScores) else score
-        return found
+            scored[i] = (scored[i], score) if isinstance(score, TokenScores) else score
+        return scored
 
     @cached_property
     def special(self) -> frozenset[int]:
@@ -161,26 +161,26 @@ class Pair:
     ) -> list[TokenScores | Fault]:
         """One model over all rows, as :meth:`each`; ``squares`` takes the mean squared deviation of each row scored again."""
         files = [self._file(side, row) for row in rows] if rows else []
-        found: dict[int, TokenScores | Fault] = {}
+        scored: dict[int, TokenScores | Fault] = {}
         if not top_k:
-            found |= {i: kept for i, row in enumerate(rows) if (kept := _kept(files[i], len(row))) is not None}
-        progress(len(found))
-        missing = sorted((i for i in range(len(rows)) if i not in found), key=lambda i: -len(rows[i]))
+            scored |= {i: kept for i, row in enumerate(rows) if (kept := _scores_in_file(files[i], len(row))) is not None}
+        progress(len(scored))
+        missing = sorted((i for i in range(len(rows)) if i not in scored), key=lambda i: -len(rows[i]))
         for part in _parts(missing, rows):
             model = side.model()
             wide = min(top_k, getattr(getattr(model, "forward", None), "vocab", top_k))
             for i, score in zip(part, await _scores(model, [rows[i] for i in part], wide), strict=True):
-                found[i] = score
+                scored[i] = score
                 file = files[i]
                 if file is not None and isinstance(score, TokenScores):
                     write_whole(file, score.logprobs.astype(np.float32).tobytes())
             progress(len(part))
         for i in missing[:again] if len(missing) > 1 else ():  # scored alone already: nothing to compare with
-            first, second = found[i], (await _scores(side.model(), [rows[i]], 0))[0]
+            first, second = scored[i], (await _scores(side.model(), [rows[i]], 0))[0]
             if isinstance(first, TokenScores) and isinstance(second, TokenScores):
                 squares.append(float(np.mean(np.square(second.logprobs - first.logprobs, dtype=np.float64))))
         side.release()
-        return [found[i] for i in range(len(rows))]
+        return [scored[i] for i in range(len(rows))]
 
     def _file(self, side: Side, row: np.ndarray) -> Path | None:
         """The cache file of a row's log-probs. A server's weights cannot be hashed, so its scores are never cached."""
@@ -201,7 +201,7 @@ class Pair:
 
     def _ancestry(self) -> None:
         """Warn where the two checkpoints cannot be one model before and after training."""
-        one, other = self.policy.config, self.reference.config
+        trained, other = self.policy.config, self.reference.config
         keys = (
             "model_type",
             "hidden_size",
@@ -210,12 +210,12 @@ class Pair:
             "num_key_value_heads",
             "intermediate_size",
         )
-        if not one or not other:
+        if not trained or not other:
             return
         for key in keys:
-            if one.get(key) != other.get(key):
+            if trained.get(key) != other.get(key):
                 self._warn(
-                    f"the reference is not an ancestor of the policy: '{key}' is {one.get(key)} in {self.policy.name} and "
+                    f"the reference is not an ancestor of the policy: '{key}' is {trained.get(key)} in {self.policy.name} and "
                     f"{other.get(key)} in {self.reference.name}"
                 )
                 return
@@ -227,14 +227,14 @@ class Pair:
 
 async def _chosen(model: Model, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Log-probs of the rows' own tokens, by the cheapest way the model has."""
-    own = getattr(model, "chosen_logprobs", None)
-    if own is not None:
-        found: list[np.ndarray] = await own(rows)
-        return found
+    chosen = getattr(model, "chosen_logprobs", None)
+    if chosen is not None:
+        logprobs: list[np.ndarray] = await chosen(rows)
+        return logprobs
     return [scores.logprobs for scores in await model.logprobs(rows)]
 
 
-def _kept(file: Path | None, length: int) -> TokenScores | None:
+def _scores_in_file(file: Path | None, length: int) -> TokenScores | None:
     """Log-probs kept in ``file``; None where there are none of a row of ``length`` tokens (a file cut short is written anew)."""
     kept = file.read_bytes() if file is not None and file.is_file() else b""
     return TokenScores(np.frombuffer(kept, np.float32)) if kept and len(kept) == 4 * length else None

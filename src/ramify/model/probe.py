@@ -20,24 +20,24 @@ def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
     ``models``, ``offers`` (capabilities of the named model, for which a few tokens are sampled; of a bare URL none are looked
     for), and ``error`` and ``kind`` where something is wrong. Do not call it from an event loop.
     """
-    found: dict[str, Any] = {"url": "", "reachable": False, "ok": False, "latency_s": None, "models": [], "offers": []}
+    report: dict[str, Any] = {"url": "", "reachable": False, "ok": False, "latency_s": None, "models": [], "offers": []}
     try:
         spec = re.fullmatch(r"(chat|completions):(.*?@(https?://.*))", url, re.DOTALL)
         endpoint = Endpoint.parse(spec[3] if spec else url)
-        found["url"] = endpoint.url
+        report["url"] = endpoint.url
         limits = EndpointLimits(connect=timeout, read=timeout, total=timeout, retries=0)
         transport = Transport(endpoint, limits)
         begun = time.monotonic()
         answer = wait_for(transport.get("/models"))
-        found |= {"reachable": True, "latency_s": round(time.monotonic() - begun, 4)}
+        report |= {"reachable": True, "latency_s": round(time.monotonic() - begun, 4)}
         entries = answer.get("data")
         names = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-        found["models"] = [name for name in names if isinstance(name, str)]
+        report["models"] = [name for name in names if isinstance(name, str)]
         if spec:
-            found["offers"] = sorted(HttpModel.named(spec[1], spec[2], limits=limits).capabilities)
-        found["ok"] = True
+            report["offers"] = sorted(HttpModel.named(spec[1], spec[2], limits=limits).capabilities)
+        report["ok"] = True
     except ProviderError as error:
-        found |= {"reachable": error.kind not in ("connection", "timeout", "cut"), "error": error.message, "kind": error.kind}
+        report |= {"reachable": error.kind not in ("connection", "timeout", "cut"), "error": error.message, "kind": error.kind}
     except RamifyError as error:
-        found |= {"error": str(error), "kind": "refused"}
-    return found
+        report |= {"error": str(error), "kind": "refused"}
+    return report

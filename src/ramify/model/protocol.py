@@ -154,8 +154,8 @@ def known_capabilities(model: Model) -> frozenset[str]:
 
 def context_of(model: object) -> int | None:
     """The longest sequence of tokens that a model takes; None where it is unknown."""
-    found = getattr(model, "context", None)
-    return None if found is None else int(found)
+    context = getattr(model, "context", None)
+    return None if context is None else int(context)
 
 
 def sampling_of(model: object, **given: Any) -> Sampling:
@@ -164,8 +164,8 @@ def sampling_of(model: object, **given: Any) -> Sampling:
 
     ``max_tokens`` is never taken from the model's defaults.
     """
-    own = {name: value for name, value in getattr(model, "defaults", {}).items() if name != "max_tokens"}
-    return Sampling(**{**own, **{name: value for name, value in given.items() if value is not None}})
+    defaults = {name: value for name, value in getattr(model, "defaults", {}).items() if name != "max_tokens"}
+    return Sampling(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -88,9 +88,9 @@ def laid_out(template: ChatTemplate, messages: Sequence[tuple[str, str]]) -> lis
     """Tokens of given messages (role, text), and of the header of a reply to them.
     Raises NeedsError where the template refuses them."""
     if isinstance(template, JinjaTemplate):
-        found = rendered(template, [Known(role, text) for role, text in messages])
-        filled = [piece.tokens for piece in found.pieces or () if isinstance(piece, Filled)]
-        return [token for tokens in (*filled, found.header) for token in tokens]
+        layout = rendered(template, [Known(role, text) for role, text in messages])
+        filled = [piece.tokens for piece in layout.pieces or () if isinstance(piece, Filled)]
+        return [token for tokens in (*filled, layout.header) for token in tokens]
     tokens: list[int] = []
     after = ""
     for role, text in messages:
@@ -119,8 +119,8 @@ def rendered(template: JinjaTemplate, messages: Sequence[Known]) -> Rendered:
     body = body if text.startswith(body) else text
     located, cuts = _located(template, conversation, text)
     regions = _regions(tokenizer, messages, conversation, located, body)
-    made = _assembled(tokenizer, messages, regions, located, body, cuts)
-    return Rendered(tuple(made), tuple(_encoded(tokenizer, text, len(body), len(text), cuts)[0]))
+    assembled = _assembled(tokenizer, messages, regions, located, body, cuts)
+    return Rendered(tuple(assembled), tuple(_encoded(tokenizer, text, len(body), len(text), cuts)[0]))
 
 
 def _encoded(tokenizer: Tokenizer, text: str, start: int, stop: int, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -162,11 +162,11 @@ def _located(
     cuts: list[int] = []
     for i, message in enumerate(conversation):  # some mark changes what is rendered: find which
         tried = (_marked(template, conversation, [(i, where)], text) for where in ("last", "first", ""))
-        found = next((one for one in tried if one is not None), None)
-        if found is None:
+        placed = next((attempt for attempt in tried if attempt is not None), None)
+        if placed is None:
             raise NeedsError(f"{template.name} changes with a special token's text inside a '{message['role']}' message")
-        positions |= found[0]
-        cuts += found[1]
+        positions |= placed[0]
+        cuts += placed[1]
     return _spread(conversation, positions, text), sorted(set(cuts))
 
 
@@ -231,7 +231,7 @@ def _everywhere(value: Any, change: Callable[[str], str]) -> Any:
 
 def _spread(conversation: Sequence[Mapping[str, Any]], positions: Mapping[int, int], text: str) -> dict[int, _Located]:
     """As much of each content as ``text`` shows around the marked place."""
-    found = {}
+    spread = {}
     for i, position in positions.items():
         content = str(conversation[i]["content"])
         last = _markable(content, "last")
@@ -239,8 +239,8 @@ def _spread(conversation: Sequence[Mapping[str, Any]], positions: Mapping[int, i
         assert at is not None
         before = _common(reversed(content[:at]), reversed(text[max(0, position - at) : position]))
         after = _common(iter(content[at:]), iter(text[position : position + len(content) - at]))
-        found[i] = _Located(position - before, position + after, at - before)
-    return found
+        spread[i] = _Located(position - before, position + after, at - before)
+    return spread
 
 
 def _common(one: Any, other: Any) -> int:
@@ -354,7 +354,7 @@ def _assembled(
     cuts: Sequence[int],
 ) -> list[Reused | Filled]:
     """``body`` as the pieces of ``regions`` and the text between them, encoded, message by message."""
-    made: list[Reused | Filled] = []
+    pieces: list[Reused | Filled] = []
     begun: set[int] = set()
     at = 0
     for region in [*regions, None]:
@@ -367,13 +367,13 @@ def _assembled(
             if region.reused.start or region.reused.piece:  # a piece from its first token on opens its message itself
                 opens = region.message
         first = messages[inside[0][2]].role if inside else ""
-        made += _filled(tokenizer, messages, body, at, stop, inside, opens, cuts, bool(made) or bool(first))
+        pieces += _filled(tokenizer, messages, body, at, stop, inside, opens, cuts, bool(pieces) or bool(first))
         if region is not None:
             assert region.reused is not None
             begun.add(region.message)
-            made.append(region.reused)
+            pieces.append(region.reused)
             at = region.end
-    return made
+    return pieces
 
 
 def _filled(
@@ -390,15 +390,15 @@ def _filled(
     """Characters ``start`` to ``stop`` of ``body``: a piece for each message ``inside``,
     and the header of the one that ``opens``."""
     tokens, ends = _encoded(tokenizer, body, start, stop, cuts)
-    made: list[Filled] = []
+    filled: list[Filled] = []
     done = 0
     for k, (a, b, i) in enumerate(inside):
         last = k + 1 == len(inside) and opens < 0
         end = len(tokens) if last else next((t + 1 for t in range(done, len(tokens)) if ends[t] >= b), len(tokens))
-        made.append(Filled(messages[i].role, body[a:b], tuple(tokens[done:end]), i))
+        filled.append(Filled(messages[i].role, body[a:b], tuple(tokens[done:end]), i))
         done = end
     if opens >= 0:
-        made.append(Filled(messages[opens].role, "", tuple(tokens[done:]), opens))
+        filled.append(Filled(messages[opens].role, "", tuple(tokens[done:]), opens))
     elif done < len(tokens):
-        made.append(Filled("" if follows else "system", "", tuple(tokens[done:])))
-    return made
+        filled.append(Filled("" if follows else "system", "", tuple(tokens[done:])))
+    return filled

@@ -108,7 +108,7 @@ class StreamedCalls:
             same = None  # some servers give every call one id
         last = self.made[-1] if self.made and (index is None or not (id or name)) else None
         call = same or there or last
-        if call is None or self._begins(call, index, id, name, arguments, any(call is one for one in named)):
+        if call is None or self._begins(call, index, id, name, arguments, any(call is known for known in named)):
             if len(self.made) >= MAX_CALLS:
                 raise ValueError(f"more than {MAX_CALLS} calls of tools")
             call = {"id": id, "function": {"name": "", "arguments": ""}}
@@ -225,11 +225,11 @@ class Withheld:
         going, self._waiting = self._waiting[: until - self._count], self._waiting[until - self._count :]
         numbers = range(self._count, self._count + len(going))
         self._count += len(going)
-        found = [
+        passed = [
             (as_event(value) if n in self._changed else event, value) for n, (event, value) in zip(numbers, going, strict=True)
         ]
         self._changed.difference_update(numbers)
-        return found
+        return passed
 
 
 def _piece_text(piece: tuple[int, dict[str, Any], str]) -> str:
@@ -330,7 +330,7 @@ class Heard:
 
         Raises ProviderError where an ending is none that the protocol knows; its sample says so where this is ``lenient``.
         """
-        found = {}
+        completions = {}
         for at, heard in self.choices.items():
             message: dict[str, Any] = {"content": "".join(heard.texts), "reasoning": "".join(heard.thoughts)}
             message |= {"tool_calls": heard.calls.made, **heard.old_call}
@@ -348,5 +348,5 @@ class Heard:
             more |= {"extra": heard.extra} if heard.extra else {}
             if why:
                 completion, more = replace(completion, stop="failed"), {**more, "failure": why}
-            found[at] = replace(completion, data={**(completion.data or {}), **more}) if more else completion
-        return found
+            completions[at] = replace(completion, data={**(completion.data or {}), **more}) if more else completion
+        return completions

@@ -54,8 +54,8 @@ class StreamingModel(Model, Protocol):
 
 def stream(model: Model, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
     """The pieces of one sample, from any model."""
-    own: Callable[[Prefix, Sampling, int], Pieces] | None = getattr(model, "stream", None)
-    return (own or partial(_at_once, model))(prefix, settings, key)
+    streaming: Callable[[Prefix, Sampling, int], Pieces] | None = getattr(model, "stream", None)
+    return (streaming or partial(_at_once, model))(prefix, settings, key)
 
 
 async def _at_once(model: Model, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
@@ -193,8 +193,8 @@ class Detokenizer:
         sure = max(known, len(window) - _OPEN) if text.endswith(_BROKEN) else len(window)
         before = int(ends[known - 1]) if known else 0
         new = text[before : int(ends[sure - 1])] if sure > known else ""
-        found = (ends[known:sure] + (self.length - before)).astype(np.int32)
+        new_ends = (ends[known:sure] + (self.length - before)).astype(np.int32)
         self.length += len(new)
         self._known = self._start + sure
         self._start = max(self._start, self._known - 1)
-        return new, found
+        return new, new_ends

@@ -35,10 +35,10 @@ def growth(record: Mapping[str, Any]) -> float:
 
     def times(part: Any) -> float:
         if isinstance(part, dict):
-            own, pattern = 1.0, part.get("pattern")
+            factor, pattern = 1.0, part.get("pattern")
             if part.get("type") == "Replace" and isinstance(pattern, dict):
-                own = max(1.0, len(str(part.get("content", ""))) / max(1, len(pattern.get("String", "."))))
-            return own * times(part.get("normalizers") or part.get("decoders"))
+                factor = max(1.0, len(str(part.get("content", ""))) / max(1, len(pattern.get("String", "."))))
+            return factor * times(part.get("normalizers") or part.get("decoders"))
         return math.prod(map(times, part)) if isinstance(part, list) else 1.0
 
     return max(times(record.get("normalizer")), times(record.get("decoder")))
@@ -62,12 +62,12 @@ class HfTokenizer:
             raise UserError(f"no tokenizer at {file}")
         text = read_regular(file, "the tokenizer", MOST)
         try:
-            found = cls(Tokenizer.from_str(text.decode()))
+            tokenizer = cls(Tokenizer.from_str(text.decode()))
         except Exception as error:  # the library raises bare Exception on a malformed file
             raise UserError(f"cannot read the tokenizer {file}: {reason(error)}") from error
         if (times := growth(json.loads(text))) > GROWTH:
             raise UserError(f"the tokenizer {file} may make a text {times:.0e} times as long, which no tokenizer needs")
-        return found
+        return tokenizer
 
     def to_json(self) -> str:
         """The whole tokenizer as the text of a ``tokenizer.json``."""
@@ -149,10 +149,10 @@ class HfTokenizer:
 
     def token_id(self, token: str) -> int:
         """Id of a token by its exact name. Raises UserError when the tokenizer has none such."""
-        found = self.raw.token_to_id(token)
-        if found is None:
+        number = self.raw.token_to_id(token)
+        if number is None:
             raise UserError(f"the tokenizer has no token {token!r}")
-        return int(found)
+        return int(number)
 
 
 def _shared(a: str, b: str) -> int:

@@ -233,7 +233,7 @@ def said(message: Mapping[str, Any], host: str) -> tuple[str, str, list[Any] | N
     """The text of a message, or of a piece of one, its reasoning, and its parts where some are not text. A refusal is text.
     Raises ProviderError."""
     content = message.get("content", message.get("text"))
-    thought = next((found for name in THOUGHTS if isinstance(found := message.get(name), str) and found), "")
+    thought = next((spoken for name in THOUGHTS if isinstance(spoken := message.get(name), str) and spoken), "")
     told = content
     if isinstance(content, list):
         thoughts = [part for part in content if _is_thought(part)]
@@ -280,7 +280,7 @@ def extra_of(choice: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str,
     """Fields of a choice and its message (or delta) that a sample lacks; calls that are not functions' are ``other_calls``."""
     if choice.keys() <= _SAID and message.keys() <= _SAID and "tool_calls" not in message:
         return {}  # nearly every piece of a stream
-    found = {
+    extra = {
         name: value
         for part in (choice, message)
         for name, value in part.items()
@@ -288,7 +288,7 @@ def extra_of(choice: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str,
     }
     calls = message.get("tool_calls")
     others = [call for call in calls if not calls_function(call)] if isinstance(calls, list) else []
-    return found | ({"other_calls": others} if others else {})
+    return extra | ({"other_calls": others} if others else {})
 
 
 def calls_function(call: Any) -> bool:
@@ -338,8 +338,8 @@ def _tool_calls(value: Any) -> list[dict[str, Any]]:
         if not name and not arguments:
             continue
         id = call.get("id")
-        made = {"name": clean(name), "arguments": clean(arguments)}
-        calls.append({"id": clean(id) if isinstance(id, str) and id else f"call_{at}", "type": "function", "function": made})
+        function = {"name": clean(name), "arguments": clean(arguments)}
+        calls.append({"id": clean(id) if isinstance(id, str) and id else f"call_{at}", "type": "function", "function": function})
     return calls
 
 
@@ -370,25 +370,25 @@ def choice_ids(choice: Mapping[str, Any], pieces: Mapping[str, int] | None, limi
 
     None where the server gives none of these. Raises ProviderError on ids that are not ids below ``limit``.
     """
-    found = choice.get("token_ids")
+    ids = choice.get("token_ids")
     logs = choice.get("logprobs")
-    if found is None and isinstance(logs, dict):
+    if ids is None and isinstance(logs, dict):
         content, names = logs.get("content"), logs.get("tokens")
         if isinstance(content, list) and content and all(isinstance(entry, dict) and "id" in entry for entry in content):
-            found = [entry["id"] for entry in content]
+            ids = [entry["id"] for entry in content]
         elif isinstance(names, list) and names and all(isinstance(name, str) for name in names):
             if all(name.startswith("token_id:") and name[9:].isdecimal() and len(name) < 30 for name in names):
-                found = [int(name[9:]) for name in names]
+                ids = [int(name[9:]) for name in names]
             elif pieces is not None:
-                found = [pieces.get(name, -1) for name in names]
-    if found is None:
+                ids = [pieces.get(name, -1) for name in names]
+    if ids is None:
         return None
-    if not isinstance(found, list) or not all(type(token) is int for token in found):
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise ProviderError("tokens", f"{host} gives token ids that are no list of whole numbers")
-    strays = [token for token in found if not 0 <= token < limit]
+    strays = [token for token in ids if not 0 <= token < limit]
     if strays:
         raise ProviderError("tokens", f"{host} gives a token id that is outside the tokenizer's 0 to {limit - 1}")
-    return found
+    return ids
 
 
 def choice_logprobs(choice: Mapping[str, Any], length: int, host: str) -> np.ndarray | None:
@@ -413,8 +413,8 @@ def prompt_logprobs(choice: Mapping[str, Any], tokens: Sequence[int], host: str)
             raise ProviderError("logprobs", f"{host} scores {len(entries)} of {len(tokens)} given tokens")
         values: Any = []
         for token, entry in zip(tokens[1:], entries[1:], strict=True):
-            found = entry.get(str(int(token))) if isinstance(entry, dict) else None
-            values.append(found.get("logprob") if isinstance(found, dict) else found)
+            item = entry.get(str(int(token))) if isinstance(entry, dict) else None
+            values.append(item.get("logprob") if isinstance(item, dict) else item)
     else:
         logs = choice.get("logprobs")
         values = logs.get("token_logprobs") if isinstance(logs, dict) else None
@@ -437,11 +437,11 @@ def prompt_alternatives(
             raise ProviderError("alternatives", f"{host} names {len(named)} of {top_k} likeliest tokens", final=True)
         if not all(name.isdecimal() and len(name) < 12 and int(name) < limit for name in named):
             raise ProviderError("tokens", f"{host} gives a token id that is outside the tokenizer's 0 to {limit - 1}")
-        values = [found.get("logprob") if isinstance(found, dict) else found for found in named.values()]
-        found = checked_logprobs(values, len(values), host)
+        values = [item.get("logprob") if isinstance(item, dict) else item for item in named.values()]
+        scores = checked_logprobs(values, len(values), host)
         ids = np.array([int(name) for name in named])
-        best = np.lexsort((ids, -found))[:top_k]
-        tokens[at], logprobs[at] = ids[best], found[best]
+        best = np.lexsort((ids, -scores))[:top_k]
+        tokens[at], logprobs[at] = ids[best], scores[best]
     return tokens, logprobs
 
 

@@ -73,18 +73,18 @@ def rows_from_path(
     does not simply continue. A row of more than ``longest`` tokens ends with its last sampled one: the model was never shown what
     came after it. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
     """
-    made: list[list[tuple[Part, bool]]] = [[]]
+    groups: list[list[tuple[Part, bool]]] = [[]]
     for node, kept in path.segments:
         if node.context is not None:
             parts = resolve(context_of(node.context), node_of, node.id)
-            if context_of_parts(part for part, _ in made[-1]) != context_of_parts(parts):
-                made.append([(part, False) for part in parts])
+            if context_of_parts(part for part, _ in groups[-1]) != context_of_parts(parts):
+                groups.append([(part, False) for part in parts])
         if kept:
-            made[-1].append(((node, 0, kept), True))
-    rows = [_row(parts, token_values or {}) for parts in made]
+            groups[-1].append(((node, 0, kept), True))
+    rows = [_row(parts, token_values or {}) for parts in groups]
     if longest is not None:
         rows = [row if len(row.tokens) <= longest else _ended(row) for row in rows]
-    return [row for row in rows if len(made) == 1 or row.mask.any()]
+    return [row for row in rows if len(groups) == 1 or row.mask.any()]
 
 
 def _row(parts: Sequence[tuple[Part, bool]], token_values: Mapping[str, Mapping[str, np.ndarray]]) -> Row:
@@ -148,8 +148,8 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool
     shared = SharedRows.of([row.tokens[:-1] for row in rows], device) if share else None
     source = None
     if shared is not None:
-        found = [place[row.mask[1:]] for place, row in zip(shared.places, rows, strict=True)]
-        source = torch.from_numpy(np.concatenate(found)).to(device)
+        places = [place[row.mask[1:]] for place, row in zip(shared.places, rows, strict=True)]
+        source = torch.from_numpy(np.concatenate(places)).to(device)
     return Batch(
         torch.from_numpy(tokens).to(device),
         torch.from_numpy(mask).to(device),

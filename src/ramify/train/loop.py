@@ -86,12 +86,12 @@ def _tried(module: nn.Module) -> bool:
     with torch.no_grad():
         try:
             laid_out = SharedRows.of(rows, device)
-            found = _shared_logits(module, laid_out, torch.from_numpy(np.concatenate(laid_out.places)).to(device))
+            shared = _shared_logits(module, laid_out, torch.from_numpy(np.concatenate(laid_out.places)).to(device))
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
             return False
         alone = [module(input_ids=torch.from_numpy(row[None]).long().to(device), use_cache=False).logits[0] for row in rows]
     wanted = torch.cat(alone).float()
-    return torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
+    return torch.allclose(shared, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
 
 
 def _shared_logits(module: nn.Module, rows: SharedRows, source: Tensor) -> Tensor:
@@ -99,8 +99,8 @@ def _shared_logits(module: nn.Module, rows: SharedRows, source: Tensor) -> Tenso
     if isinstance(module, TinyLM):
         return nn.functional.linear(module.hidden_shared(rows)[source], module.head)
     with sharing(rows):
-        made = module(input_ids=rows.tokens[None], position_ids=rows.positions[None], use_cache=False)
-    logits: Tensor = made.logits[0][source].float()
+        output = module(input_ids=rows.tokens[None], position_ids=rows.positions[None], use_cache=False)
+    logits: Tensor = output.logits[0][source].float()
     return logits
 
 
@@ -113,11 +113,11 @@ def with_reference(reference: nn.Module, rows: Sequence[Row], max_tokens: int = 
     with torch.no_grad():
         for pack, batch in batches(reference, rows, max_tokens):
             scores = score_batch(reference, batch)
-            found = {"reference": scores.logprobs, "rival_reference": scores.rivals}
-            known = {name: values.cpu().numpy() for name, values in found.items() if values is not None}
+            scored = {"reference": scores.logprobs, "rival_reference": scores.rivals}
+            known = {name: values.cpu().numpy() for name, values in scored.items() if values is not None}
             for i, row in enumerate(pack):
-                own = {name: values[i, : len(row.tokens)] for name, values in known.items()}
-                out.append(Row(row.tokens, row.mask, {**row.token_values, **own}))
+                of_row = {name: values[i, : len(row.tokens)] for name, values in known.items()}
+                out.append(Row(row.tokens, row.mask, {**row.token_values, **of_row}))
     return out
 
 
@@ -194,9 +194,9 @@ class Trainer:
     def _descend(self) -> float:
         weights: Iterable[Tensor] = self.module.parameters()
         if self.adapter is not None:
-            found = {name: weight.grad for name, weight in self.module.named_parameters() if name in self.adapter.parts}
+            grads = {name: weight.grad for name, weight in self.module.named_parameters() if name in self.adapter.parts}
             self.adapter.pull(
-                {name: torch.zeros_like(self.adapter.base[name]) if one is None else one for name, one in found.items()}
+                {name: torch.zeros_like(self.adapter.base[name]) if grad is None else grad for name, grad in grads.items()}
             )
             weights = [part for pair in self.adapter.parts.values() for part in pair]
         norm = float(nn.utils.clip_grad_norm_(weights, self.config.clip_norm))
@@ -209,10 +209,10 @@ class Trainer:
     def _added(self) -> None:
         """Bring the module's weights to what the adapter's parts make of them."""
         if self.adapter is not None:
-            own = dict(self.module.named_parameters())
+            weights = dict(self.module.named_parameters())
             with torch.no_grad():
                 for name, weight in self.adapter.merged().items():
-                    own[name].copy_(weight)
+                    weights[name].copy_(weight)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything needed to continue: tensors by name (weights or an adapter's parts, moments) and a JSON record."""
