@@ -172,9 +172,9 @@ def state_values(t: Table, reward: np.ndarray, weight: np.ndarray, config: Credi
     General terminal rule: V(terminal of i) = R_i (difference 4).
     """
     kind = "single" if config.rule == "gigpo" else config.value
-    own = terminal_returns(reward[t.attempt], t.left, config.gamma)
-    if kind == "single" or not len(own):
-        return own, reward
+    returns = terminal_returns(reward[t.attempt], t.left, config.gamma)
+    if kind == "single" or not len(returns):
+        return returns, reward
     if kind == "distance":
         return _distance_values(t, reward, config.success_reward)
     if kind == "max_decay":
@@ -184,14 +184,14 @@ def state_values(t: Table, reward: np.ndarray, weight: np.ndarray, config: Credi
     visits = np.bincount(t.group, weight)
     if kind == "bellman":
         return _bellman_values(t, reward, weight, visits, config.gamma)[t.group], reward
-    sums = np.bincount(t.group, weight * own)
+    sums = np.bincount(t.group, weight * returns)
     mean = (sums / visits)[t.group]
     if kind == "mean":
         return mean, reward
     pair = np.unique(t.group * (int(t.attempt.max()) + 1) + t.attempt, return_inverse=True)[1]
     others = visits[t.group] - np.bincount(pair, weight)[pair]
     alone = others < 1e-9  # nobody else was here: the mean is all there is
-    rest = sums[t.group] - np.bincount(pair, weight * own)[pair]
+    rest = sums[t.group] - np.bincount(pair, weight * returns)[pair]
     return np.where(alone, mean, rest / np.where(alone, 1.0, others)), reward
 
 
@@ -205,8 +205,8 @@ def _bootstrap(t: Table, weight: np.ndarray, config: CreditConfig) -> tuple[np.n
         return t.reward, weight
     complete = np.where(t.truncated[t.attempt], 0.0, weight)
     votes = np.bincount(t.group, complete)
-    own = terminal_returns(t.reward[t.attempt], t.left, config.gamma)
-    mean = np.bincount(t.group, complete * own) / np.where(votes > 0, votes, 1.0)
+    returns = terminal_returns(t.reward[t.attempt], t.left, config.gamma)
+    mean = np.bincount(t.group, complete * returns) / np.where(votes > 0, votes, 1.0)
     last_group = t.group[t.last]
     known = t.truncated & (votes[last_group] > 0)
     return np.where(known, mean[last_group], t.reward), np.where((votes > 0)[t.group], complete, weight)
@@ -246,9 +246,9 @@ def _best_reachable(t: Table, ends: np.ndarray, back: Callable[[np.ndarray], np.
         start, stop = np.searchsorted(target, frontier), np.searchsorted(target, frontier, side="right")
         size = stop - start
         edges = np.repeat(start - np.append(0, np.cumsum(size)[:-1]), size) + np.arange(size.sum())
-        found = back(best[target[edges]])
-        better = found > best[source[edges]]
-        np.maximum.at(best, source[edges][better], found[better])
+        reached = back(best[target[edges]])
+        better = reached > best[source[edges]]
+        np.maximum.at(best, source[edges][better], reached[better])
         frontier = np.unique(source[edges][better])
     return best
 

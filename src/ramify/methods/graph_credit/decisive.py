@@ -104,16 +104,16 @@ class Comparison:
 
     def decisive(self, level: float) -> list[Move]:
         """The moves that stand out, the surest first."""
-        found = [move for move in self.moves if move.p_corrected <= level]
-        return sorted(found, key=lambda move: (move.p, -abs(move.difference), move.row))
+        passing = [move for move in self.moves if move.p_corrected <= level]
+        return sorted(passing, key=lambda move: (move.p, -abs(move.difference), move.row))
 
     def verdict(self, level: float) -> str:
         """What it comes to, in one sentence."""
         correction = f"at level {level:g}, corrected over all of them"
         if not self.moves:
             return "nothing stands out: no two attempts did different things in one state, so no move can be compared"
-        if found := self.decisive(level):
-            return f"{len(found)} of {len(self.moves)} moves that can be compared stand out of chance, {correction}"
+        if standing_out := self.decisive(level):
+            return f"{len(standing_out)} of {len(self.moves)} moves that can be compared stand out of chance, {correction}"
         return (
             f"nothing stands out: none of {len(self.moves)} moves that can be compared differs from the others in its state by "
             f"more than chance, {correction}"
@@ -260,7 +260,7 @@ def _two_values(n: int, few: int, high: int) -> tuple[Support, dict[int, float]]
     chance = np.exp(choose(high, t) + choose(n - high, few - t) - choose(n, np.array(few)))
     off = np.abs(t * n - few * high)
     statistics = np.unique(off)[::-1]
-    p = np.minimum(1.0, np.cumsum([chance[off == one].sum() for one in statistics]))
+    p = np.minimum(1.0, np.cumsum([chance[off == statistic].sum() for statistic in statistics]))
     return p, dict(zip(statistics.tolist(), p.tolist(), strict=True))
 
 

@@ -73,7 +73,7 @@ class CreditReport(Result):
 
     def sections(self) -> Iterable[Section]:
         """The numbers, the verdict, and the moves."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         shown = {name: value for name, value in values.items() if isinstance(value, int | float)}
         lists = [_moves(values[name], names, title) for name, (title, names) in _SHOWN.items()]
         why = f"The numbers behind a step, and what else was done in its state: `ramify graph-credit why {self.run} NODE`."
@@ -161,10 +161,10 @@ class StepCredit(StepNumbers, Result):
     def sections(self) -> Iterable[Section]:
         """The numbers, the visits to the state, and whether the step stands out of chance."""
         first = ("node", "task", "attempt", "step", "key", "action")
-        rest = (one.name for one in fields(self) if one.name not in (*first, "caveats", "visits", "note"))
+        rest = (attribute.name for attribute in fields(self) if attribute.name not in (*first, "caveats", "visits", "note"))
         values = {name: getattr(self, name) for name in (*first, *rest)}
-        rows = [(name, _shown(name, value)) for name, value in values.items() if value not in (None, "", ())]
-        moves = [(short(one.attempt), one.step, short(one.action), one.V_next) for one in self.visits]
+        rows = [(name, _cell(name, value)) for name, value in values.items() if value not in (None, "", ())]
+        moves = [(short(visit.attempt), visit.step, short(visit.action), visit.V_next) for visit in self.visits]
         visits = table(["attempt", "step", "action", "V_next"], moves, "all visits to this state")
         chance = "" if self.note == DROPPED else self.sentence()
         yield Section.of("", table(["number", "value"], rows), visits, self.note, chance)
@@ -183,12 +183,12 @@ class RuleNumbers(Result):
         """The numbers with their meaning."""
         rows = [
             ("node", self.node, ""),
-            *((name, _shown(name, one), self.meanings.get(name, "")) for name, one in self.numbers.items()),
+            *((name, _cell(name, number), self.meanings.get(name, "")) for name, number in self.numbers.items()),
         ]
         yield Section.of("", table(["number", "value", "what it is"], rows, f"credit by {self.maker}"))
 
 
-def _shown(name: str, value: Any) -> Cell:
+def _cell(name: str, value: Any) -> Cell:
     if value is None or isinstance(value, bool | int | float):
         return value
     if name == "interval":
@@ -198,7 +198,7 @@ def _shown(name: str, value: Any) -> Cell:
 
 def diagnose(
     graph: MergedGraph,
-    found: dict[str, np.ndarray],
+    credit: dict[str, np.ndarray],
     comparison: Comparison,
     level: float,
     top: int = 5,
@@ -212,18 +212,18 @@ def diagnose(
     ``found`` as returned by ``credit_graph`` on ``graph``; ``nodes``: the node of each visit, where it is of a run; ``texts``:
     states are texts of observations.
     """
-    kept = found["weight"] > 0
-    weight, size = found["weight"][kept], found["group_size"][kept]
-    tasks = _Tasks.of(graph, found)
+    kept = credit["weight"] > 0
+    weight, size = credit["weight"][kept], credit["group_size"][kept]
+    tasks = _Tasks.of(graph, credit)
     steps = float(weight.sum())
     sizes, counts = np.unique(size, return_counts=True)
-    _, spread, _ = moments(found["reward"][kept], graph.visit_edge[kept], ddof=0)
+    _, spread, _ = moments(credit["reward"][kept], graph.visit_edge[kept], ddof=0)
     busy = np.bincount(graph.visit_edge[kept]) > 1
-    delta, _, votes = moments(np.nan_to_num(found["delta"]), graph.visit_edge, weights=found["weight"], ddof=0)
+    delta, _, votes = moments(np.nan_to_num(credit["delta"]), graph.visit_edge, weights=credit["weight"], ddof=0)
     order = np.argsort(np.where(votes > 0, delta, 0.0), kind="stable")
 
     def mean(name: str) -> float:
-        return float(np.abs(found[name][kept]).mean()) if steps else 0.0
+        return float(np.abs(credit[name][kept]).mean()) if steps else 0.0
 
     def tops(edges: np.ndarray, sign: int) -> tuple[CreditedMove, ...]:
         chosen = [int(e) for e in edges[:top] if delta[e] * sign > 0]
@@ -238,10 +238,10 @@ def diagnose(
         steps=round(steps),
         attempts=tasks.attempts,
         tasks=int(tasks.present.sum()),
-        states=len(np.unique(found["group_id"][kept])),
+        states=len(np.unique(credit["group_id"][kept])),
         dropped_steps=int((~kept).sum()),
         mean_group_size=float((weight * size).sum() / steps) if steps else 0.0,
-        singleton_share=_single(found),
+        singleton_share=_single(credit),
         group_sizes={int(s): int(c) for s, c in zip(sizes, counts, strict=True)},
         constant_reward_share=float(tasks.constant.sum() / max(tasks.present.sum(), 1)),
         hidden_state_spread=float(spread[busy].mean()) if busy.any() else 0.0,
@@ -257,7 +257,7 @@ def diagnose(
         ),
         top_gains=tops(order[::-1], 1),
         top_losses=tops(order, -1),
-        caveats=tuple(doubts(graph, found, texts)),
+        caveats=tuple(doubts(graph, credit, texts)),
     )
 
 
@@ -273,25 +273,25 @@ class _Tasks:
     """There is one attempt."""
 
     @classmethod
-    def of(cls, graph: MergedGraph, found: Mapping[str, np.ndarray]) -> _Tasks:
-        kept = found["weight"] > 0
+    def of(cls, graph: MergedGraph, credit: Mapping[str, np.ndarray]) -> _Tasks:
+        kept = credit["weight"] > 0
         attempts = np.unique(graph.visit_attempt[kept], return_index=True)[1]
         task = graph.visit_task[kept][attempts]
-        reward, n = moments(found["reward"][kept][attempts], task, ddof=0), np.bincount(task)
+        reward, n = moments(credit["reward"][kept][attempts], task, ddof=0), np.bincount(task)
         present = n > 0
         return cls(len(attempts), present, present & (reward[1] == 0), present & (n == 1))
 
 
-def _single(found: Mapping[str, np.ndarray]) -> float:
+def _single(credit: Mapping[str, np.ndarray]) -> float:
     """Share of steps in a state visited once."""
-    weight = found["weight"]
+    weight = credit["weight"]
     total = float(weight.sum())
-    return float(weight[(weight > 0) & (found["group_size"] == 1)].sum() / total) if total else 0.0
+    return float(weight[(weight > 0) & (credit["group_size"] == 1)].sum() / total) if total else 0.0
 
 
-def doubts(graph: MergedGraph, found: Mapping[str, np.ndarray], texts: bool) -> Iterable[str]:
+def doubts(graph: MergedGraph, credit: Mapping[str, np.ndarray], texts: bool) -> Iterable[str]:
     """Why the credit says less than it seems to, a sentence each. As :func:`diagnose`."""
-    tasks, single = _Tasks.of(graph, found), _single(found)
+    tasks, single = _Tasks.of(graph, credit), _single(credit)
     if single > LOUD:
         yield (
             f"no state repetition ({100 * single:.0f} % of steps are in a state visited once): only the episode term is "

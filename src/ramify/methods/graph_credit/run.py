@@ -97,10 +97,10 @@ class StateGraph:
 
         Warns (UserWarning) where the credit says less than it seems to: no repetition, lone attempts, constant rewards.
         """
-        found = self.assign(config or check(CreditConfig, options))
+        credit = self.assign(config or check(CreditConfig, options))
         for doubt in self.doubts():
             warnings.warn(doubt, stacklevel=2)
-        return found
+        return credit
 
     def assign(self, config: CreditConfig) -> dict[str, np.ndarray]:
         """:meth:`advantages` without its warnings, which :meth:`doubts` gives."""
@@ -129,13 +129,13 @@ class StateGraph:
     @property
     def comparison(self) -> Comparison:
         """Each move out of a state against what else was done there: which of the credit is more than chance."""
-        found = self.credit
+        credit = self.credit
         if self._comparison is None:
             cut = np.asarray(self.columns["truncated"], dtype=bool)
             ended = np.bincount(self.graph.visit_attempt, cut, len(self.graph.attempts)) > 0
             guessed = ended if self.config.truncation == "bootstrap" else np.zeros_like(ended)  # their reward is that of others
             votes = ~guessed[self.graph.visit_attempt]
-            self._comparison = compare(self.graph, found["reward"], found["weight"], votes, self._nodes or None)
+            self._comparison = compare(self.graph, credit["reward"], credit["weight"], votes, self._nodes or None)
         return self._comparison
 
     def report(self, level: float = LEVEL) -> CreditReport:
@@ -144,10 +144,10 @@ class StateGraph:
 
     def rows(self, positive: bool = False) -> list[dict[str, Any]]:
         """Step records with credit added, NaN as None; ``positive``: only steps that made progress (delta > 0), for SFT."""
-        found = self.credit
-        extra = {name: found[name].tolist() for name in ("group_id", "next_group_id", "group_size", *CREDIT)}
+        credit = self.credit
+        extra = {name: credit[name].tolist() for name in ("group_id", "next_group_id", "group_size", *CREDIT)}
         every = range(len(self.columns["step"]))
-        kept = [i for i in every if found["delta"][i] > 0] if positive else every
+        kept = [i for i in every if credit["delta"][i] > 0] if positive else every
         return [
             {name: column[i] for name, column in self.columns.items()}
             | {name: _plain(column[i]) for name, column in extra.items()}
@@ -176,8 +176,8 @@ class StateGraph:
         """The numbers that explain one step's credit, and whether it is ``decisive`` at ``level``.
         Raises UserError when there is no such step."""
         row = self._row(task, attempt, step)
-        found, c, config = self.credit, self.columns, self.config
-        numbers: dict[str, Any] = {name: _plain(found[name][row].item()) for name in (*CREDIT, "reward", "group_size")}
+        credit, c, config = self.credit, self.columns, self.config
+        numbers: dict[str, Any] = {name: _plain(credit[name][row].item()) for name in (*CREDIT, "reward", "group_size")}
         step_credit = StepCredit(
             **numbers,
             task=c["task_id"][row],
@@ -188,19 +188,23 @@ class StateGraph:
             rule=config.rule,
             terms=("A_ep", *(f"A_{term}" for term in RULES[config.rule])),
             w=config.w,
-            group=int(found["group_id"][row]),
-            next_group=int(found["next_group_id"][row]),
+            group=int(credit["group_id"][row]),
+            next_group=int(credit["next_group_id"][row]),
         )
-        if found["weight"][row] == 0:
+        if credit["weight"][row] == 0:
             return replace(step_credit, note=DROPPED)
-        own = (found["task_id"] == found["task_id"][row]) & (found["weight"] > 0)
-        same = own & (found["group_id"] == found["group_id"][row])
-        first = np.unique(found["attempt_id"], return_index=True)[1]
-        voters = own if config.weight == "step" else own & np.isin(np.arange(len(own)), first)
-        v_next = found["V_next"] - config.penalty * ~np.asarray(c["valid"], dtype=bool)
+        mine = (credit["task_id"] == credit["task_id"][row]) & (credit["weight"] > 0)
+        same = mine & (credit["group_id"] == credit["group_id"][row])
+        first = np.unique(credit["attempt_id"], return_index=True)[1]
+        voters = mine if config.weight == "step" else mine & np.isin(np.arange(len(mine)), first)
+        v_next = credit["V_next"] - config.penalty * ~np.asarray(c["valid"], dtype=bool)
         norms: dict[str, Any] = {}
-        for name, values, rows in (("reward", found["reward"], voters), ("next", v_next, same), ("delta", found["delta"], own)):
-            weights = None if name == "reward" else found["weight"][rows]
+        for name, values, rows in (
+            ("reward", credit["reward"], voters),
+            ("next", v_next, same),
+            ("delta", credit["delta"], mine),
+        ):
+            weights = None if name == "reward" else credit["weight"][rows]
             mean, deviation, _ = moments(values[rows], weights=weights, ddof=config.ddof)
             norms |= {f"{name}_mean": float(mean[0]), f"{name}_std": float(deviation[0])}
         step_credit = replace(
@@ -227,8 +231,8 @@ class StateGraph:
     def node_credit(self, level: float = LEVEL) -> dict[str, StepNumbers]:
         """:func:`node_credit` of a run's attempts, each step with its test at ``level``."""
         edges = dict(zip(self.columns["node"], self.graph.visit_edge.tolist(), strict=True))
-        found = node_credit(self.columns, self.credit)
-        return {node: replace(value, **vars(self.comparison.of_step(edges[node], level))) for node, value in found.items()}
+        numbers = node_credit(self.columns, self.credit)
+        return {node: replace(value, **vars(self.comparison.of_step(edges[node], level))) for node, value in numbers.items()}
 
     def _row(self, task: Any, attempt: Any, step: int) -> int:
         places = zip(self.columns["task_id"], self.columns["attempt_id"], self.columns["step"], strict=True)
@@ -239,15 +243,15 @@ class StateGraph:
         return rows[name]
 
 
-def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, StepNumbers]:
+def node_credit(columns: Columns, credit: Mapping[str, np.ndarray]) -> dict[str, StepNumbers]:
     """Credit of each physical step by node id, the mean over the attempts that share it: the value of its ``why`` annotation."""
     kept = [row for row, node in enumerate(columns["node"]) if node is not None]
     code, nodes = factorize([columns["node"][row] for row in kept])
     count, first = np.bincount(code), np.unique(code, return_index=True)[1]
-    means = {name: (np.bincount(code, found[name][kept]) / count).tolist() for name in (*CREDIT, "reward")}
+    means = {name: (np.bincount(code, credit[name][kept]) / count).tolist() for name in (*CREDIT, "reward")}
     ids = {"group": "group_id", "next_group": "next_group_id", "group_size": "group_size"}
-    numbers: dict[str, list[Any]] = {name: found[column][kept][first].tolist() for name, column in ids.items()}
-    numbers |= {name: [_plain(one) for one in mean] for name, mean in means.items()}
+    numbers: dict[str, list[Any]] = {name: credit[column][kept][first].tolist() for name, column in ids.items()}
+    numbers |= {name: [_plain(value) for value in mean] for name, mean in means.items()}
     attempts: list[list[Any]] = [[] for _ in nodes]
     for row, node in zip(kept, code.tolist(), strict=True):
         attempts[node].append(columns["attempt_id"][row])

@@ -41,8 +41,8 @@ def merge(
     """
     columns = (tasks, attempts, steps, keys)
     if all(isinstance(c, np.ndarray) and c.dtype.kind in "iu" and c.shape == (len(tasks),) for c in columns) and len(tasks):
-        (names, task), (_, own), (_, key) = (np.unique(c, return_inverse=True) for c in (tasks, attempts, keys))
-        attempt = np.unique(task * (int(own.max()) + 1) + own, return_inverse=True)[1]
+        (names, task), (_, attempt_code), (_, key) = (np.unique(c, return_inverse=True) for c in (tasks, attempts, keys))
+        attempt = np.unique(task * (int(attempt_code.max()) + 1) + attempt_code, return_inverse=True)[1]
         group = np.unique(task * (int(key.max()) + 1) + key, return_inverse=True)[1]
         step = np.asarray(steps)
         order = np.lexsort((step, attempt))

@@ -154,8 +154,8 @@ def advantages(
 def report(options: Options, source: Source) -> CreditReport:
     """How much states repeat, where the credit comes from, and which moves stand out of chance."""
     graph, doubts = _graph(source, options)
-    found = graph.report(options.level)
-    return replace(found, run=str(source) if source.is_dir() else "", caveats=(*doubts, *found.caveats))
+    credited = graph.report(options.level)
+    return replace(credited, run=str(source) if source.is_dir() else "", caveats=(*doubts, *credited.caveats))
 
 
 @dataclass(frozen=True)
@@ -275,8 +275,8 @@ def why(
     graph, doubts = _graph(source, options)
     if options.task is None or attempt is None or step is None:
         raise UserError("a step of a file is named by --task, --attempt and --step")
-    found = graph.why(options.task, attempt, step, options.level)
-    return replace(found, caveats=(*doubts, *graph.doubts()))
+    explained = graph.why(options.task, attempt, step, options.level)
+    return replace(explained, caveats=(*doubts, *graph.doubts()))
 
 
 def _why_node(source: Path, node: str, options: Options) -> StepCredit | RuleNumbers:

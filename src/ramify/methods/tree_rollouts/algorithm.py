@@ -120,8 +120,8 @@ def tree_grpo(rewards: Sequence[float], trees: Sequence[int]) -> np.ndarray:
     """Tree-GRPO: normalised over all leaves of the prompt plus normalised within each leaf's own tree, shape (G,) (3.8)."""
     advantage = grpo(rewards)
     r, tree = np.asarray(rewards, dtype=np.float64), np.asarray(trees)
-    for one in np.unique(tree):
-        advantage[tree == one] += grpo(r[tree == one].tolist())
+    for number in np.unique(tree):
+        advantage[tree == number] += grpo(r[tree == number].tolist())
     return advantage
 
 

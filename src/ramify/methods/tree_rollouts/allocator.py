@@ -40,8 +40,10 @@ class BudgetAllocator:
         if not tasks:
             return []
         base = self.total / len(tasks)
-        one = min(base, self.sampler.config.worst_attempt or 0.0)  # a first share pays at least one attempt where the base does
-        trees = await self.sampler.run_all(tasks, max(base * self.config.fraction, one))
+        one_attempt = min(
+            base, self.sampler.config.worst_attempt or 0.0
+        )  # a first share pays at least one attempt where the base does
+        trees = await self.sampler.run_all(tasks, max(base * self.config.fraction, one_attempt))
         pool = self.total * (1 + self.config.overhead) - sum(tree.cost for tree in trees)
         closed: set[int] = set()
         self.log = []

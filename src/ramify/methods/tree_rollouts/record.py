@@ -135,11 +135,11 @@ class GrownTree:
 
     def path(self, place: str | None) -> list[Place]:
         """Positions from ``place`` up to the root."""
-        found = []
+        places = []
         while place is not None:
-            found.append(self.places[place])
-            place = found[-1].parent
-        return found
+            places.append(self.places[place])
+            place = places[-1].parent
+        return places
 
     def absorb(self, start: str, attempt: Attempt, counted: bool) -> Leaf:
         """Add an attempt that continued from ``start``: new positions, cost,

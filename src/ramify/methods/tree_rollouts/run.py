@@ -93,13 +93,13 @@ def to_rows(
 
 def _edges(stored: TracePath, turns: int) -> np.ndarray:
     """Which turn each token of a stored path belongs to, shape (T,); tokens before the first turn count to it."""
-    at, found = -1, []
+    at, edges = -1, []
     for node, kept in stored.segments:
         at += node.role == "assistant" and node.opens
-        found += [max(at, 0)] * kept
+        edges += [max(at, 0)] * kept
     if at + 1 != turns:
         raise UserError(f"the stored path has {plural(at + 1, 'turn')} where the tree has {turns}")
-    return np.array(found, dtype=np.int64)
+    return np.array(edges, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,9 @@ class TreeReport(Result):
     def sections(self) -> Iterable[Section]:
         """The numbers, and the other arm's."""
         low, high = self.mixed_interval
-        shown: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _APART}
+        shown: dict[str, Any] = {
+            attribute.name: getattr(self, attribute.name) for attribute in fields(self) if attribute.name not in _APART
+        }
         shown |= {"mixed": f"{self.mixed:.3f} ({low:.3f} to {high:.3f})"}
         texts = {name: ", ".join(value) if isinstance(value, tuple | dict) else value for name, value in shown.items()}
         none = "" if self.mixed else "Every group is uniform: there is nothing to train on."
@@ -169,7 +171,10 @@ class Against:
 
     def sections(self) -> Iterable[Section]:
         """The differences and the verdict."""
-        rows = [(name, one.difference, interval(one.interval), one.p_corrected) for name, one in self.compared.items()]
+        rows = [
+            (name, comparison.difference, interval(comparison.interval), comparison.p_corrected)
+            for name, comparison in self.compared.items()
+        ]
         head = ("number", "difference", "95 % interval", "p, corrected")
         yield Section.of("", table(head, rows, f"difference to {self.other}"), self.verdict)
 
@@ -202,7 +207,7 @@ def report(trees: Sequence[GrownTree]) -> TreeReport:
         duplicates=sum(place.duplicate for place, _ in edges),
         trained_per_unique=sum(place.n * cost for place, cost in edges) / unique if unique else 0.0,
         abandoned=tuple(tree.prompt_id for tree in trees if tree.abandoned),
-        entropy_kinds=tuple(sorted({one.entropy_kind for tree in trees for one in tree.places.values() if one.samples})),
+        entropy_kinds=tuple(sorted({at.entropy_kind for tree in trees for at in tree.places.values() if at.samples})),
         notes=dict(Counter(note for tree in trees for note in tree.notes)),
     )
 
@@ -230,7 +235,7 @@ def against(
         for name, values, raw, both in zip(("mixed", "l1_mass"), (mixed, mass), p, holm(p), strict=True)
     }
     costs = (sum(pair[0].cost for pair in pairs), sum(pair[1].cost for pair in pairs))
-    out = tuple(name for name, one in compared.items() if one.p_corrected <= level)
+    out = tuple(name for name, comparison in compared.items() if comparison.p_corrected <= level)
     names = {"mixed": "the share of groups with mixed outcomes", "l1_mass": "the L1 mass"}
     if out:
         sentence = " and ".join(f"{names[name]} is {'higher' if compared[name].difference > 0 else 'lower'}" for name in out)

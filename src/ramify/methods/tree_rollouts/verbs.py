@@ -24,10 +24,10 @@ def report_verb(
     """Groups with mixed outcomes, informativeness and cost of the trees of a run;
     with --against, whether they differ from another arm's."""
     trees = read_trees(run)
-    found = replace(report(trees), run=str(run))
+    described = replace(report(trees), run=str(run))
     if other is None:
-        return found
+        return described
     versus = against(trees, read_trees(other), level, str(other))
     caveat = "the arms cost {:g} and {:g} {}: only at equal cost does a difference speak for one of them"
-    unequal = () if versus.equal_cost else (caveat.format(*versus.costs, found.unit),)
-    return replace(found, against=versus, caveats=unequal)
+    unequal = () if versus.equal_cost else (caveat.format(*versus.costs, described.unit),)
+    return replace(described, against=versus, caveats=unequal)
