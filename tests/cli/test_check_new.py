@@ -57,7 +57,7 @@ def test_a_part_of_ones_own_is_checked_by_file_and_by_module(verb, here: Path) -
         done = verb("check", "judge", name)
         assert done.code == 1
         assert "does not conform" in done.out
-        assert "which is no Judgement" in done.out
+        assert "which is not a Judgement" in done.out
     assert "cannot be made without an argument" in verb.refused("check", "judge", "mine_of_check:Needy")
     assert "cannot be made without an argument: OSError: no disk" in verb.refused("check", "judge", "mine_of_check:Cracked")
     assert "did you mean 'Loud'?" in verb.refused("check", "judge", "mine_of_check:Lout")

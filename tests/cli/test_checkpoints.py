@@ -340,7 +340,7 @@ def test_an_adapter_whose_base_is_a_name_on_a_hub(verb: Any, tmp_path: Path) -> 
     save_checkpoint(tmp_path / "base", "llama")
     save_adapter(tmp_path / "adapter", tmp_path / "base", "lm_head", base_model_name_or_path="org/model-7b")
     message = verb.refused("rollout", "--model", f"hf:{tmp_path / 'adapter'}", "--out", tmp_path / "run")
-    assert "is for 'org/model-7b', which is no folder with a model here" in message
+    assert "is for 'org/model-7b', which is not a folder with a model here" in message
     assert not (tmp_path / "run").exists()
 
 

@@ -116,7 +116,7 @@ def test_the_short_name_the_long_ones_and_files_agree(verb: Any, here: Path) -> 
         (("--credit", "grpo:1"), "the credit rule 'grpo' takes no argument"),
         (("--credit", "bad.py:nothing"), "there is no 'nothing'"),
         (("--credit", "bad.py:Fails"), "bad.py:Fails failed: OSError: no disk"),
-        (("--credit", "bad.py:Other"), "is a Other, which is no credit rule: derive its class from"),
+        (("--credit", "bad.py:Other"), "is a Other, which is not a credit rule: derive its class from"),
         (("--credit", "bad.py:Lossy"), "unknown loss 'hinge'"),
         (("--credit", "gigpo", "--credit.value", "loo"), "value = loo has no meaning there"),
         (("--credit", "grpo", "--credit.truncation", "bootstrap"), "--credit g2po --credit.w 0"),

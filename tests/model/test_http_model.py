@@ -342,7 +342,7 @@ def test_penalties_go_by_their_names_and_a_grammar_only_where_it_is_kept_to() ->
         assert server.log[-1]["response_format"]["json_schema"]["schema"] == {"enum": ["quux-7 quux-7"]}
     strict = chat_server(varied, strict=True)
     with serving(strict.app) as url:
-        with pytest.raises(NeedsError, match="'min_p' is no field"):
+        with pytest.raises(NeedsError, match="'min_p' is not a field"):
             HttpModel(url, NAME).check(Sampling(min_p=0.1))
         with pytest.raises(NeedsError, match="'logit_bias' needs a model that takes token ids"):
             HttpModel(url, NAME).check(Sampling(logit_bias=((1, 1.0),)))

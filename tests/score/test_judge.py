@@ -101,7 +101,7 @@ class Bad(Each):
         ("edits", "changed the item"),
         ("refuses", "judges none of the items (not my task): give it a method examples()"),
         ("number", "returned float, not a list"),
-        ("list", "returned a float, which is no Judgement"),
+        ("list", "returned a float, which is not a Judgement"),
         ("few", "1 judgements of 2 items"),
         ("both", "failed (no) has the value 1.0"),
     ],

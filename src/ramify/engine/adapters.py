@@ -42,7 +42,7 @@ def adapter_base(folder: Path) -> Path:
         if (candidate / "config.json").is_file():
             return candidate
     raise UserError(
-        f"the adapter {folder} is for '{base}', which is no folder with a model here: "
+        f"the adapter {folder} is for '{base}', which is not a folder with a model here: "
         f"name that folder as 'base_model_name_or_path' in {folder / CONFIG}"
     )
 
@@ -141,7 +141,7 @@ class Adapter:
             stem = key.removesuffix(_A).removesuffix(_B)
             name = stem.removeprefix(_STEM) + ".weight"
             if not key.endswith((_A, _B)) or name not in weights:
-                raise UserError(f"{file}: '{key}' is no low-rank part of a weight of the adapter's base model")
+                raise UserError(f"{file}: '{key}' is not a low-rank part of a weight of the adapter's base model")
             if other := {stem + _A, stem + _B} - halves.keys():
                 raise UserError(f"{file}: '{key}' has no other half '{other.pop()}'")
             if key.endswith(_A):

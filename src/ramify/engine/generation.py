@@ -45,10 +45,10 @@ def read_generation(folder: Path) -> Generation:
             continue
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not number or not least <= value <= most or (name in ("top_p", "repetition_penalty") and value == 0):
-            raise UserError(f"{file}: '{name}' is {value!r}, which is no value it can have")
+            raise UserError(f"{file}: '{name}' is {value!r}, which is not a value it can have")
         settings[setting] = max(0, int(value)) if isinstance(least, int) else float(value)
     eos = record.get("eos_token_id")
     ids = eos if isinstance(eos, list) else None if eos is None else [eos]
     if ids is not None and not all(type(i) is int and i >= 0 for i in ids):
-        raise UserError(f"{file}: 'eos_token_id' is {eos!r}, which is no token id or list of them")
+        raise UserError(f"{file}: 'eos_token_id' is {eos!r}, which is not a token id or a list of them")
     return Generation(settings, None if ids is None else tuple(ids))

@@ -132,7 +132,7 @@ class TinyConfig:
 def _size(value: Any, name: str) -> int:
     """A size of a ``config.json``. Raises ValueError where it is not a whole number from 1 to 2^31 - 1."""
     if type(value) is not int or not 0 < value < 1 << 31:
-        raise ValueError(f"'{name}' is {str(value)[:40]}, which is no size")
+        raise ValueError(f"'{name}' is {str(value)[:40]}, which is not a size")
     return value
 
 

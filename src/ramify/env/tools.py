@@ -496,7 +496,7 @@ def stored(value: Any) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError):
         pass
     return {
-        "error": {"type": "TypeError", "text": f"a {type(value).__name__} was given, which is no JSON and cannot be recorded"}
+        "error": {"type": "TypeError", "text": f"a {type(value).__name__} was given, which is not JSON and cannot be recorded"}
     }
 
 

@@ -614,7 +614,7 @@ def sampling_rule(config: ImproveConfig, arm: str) -> SamplingRule:
     name = config.sampling if config.sampling and arm == config.arm else ARMS[arm].sampling
     made = registry.get("sampling", name)()
     if not isinstance(made, SamplingRule):
-        raise UserError(f"sampling '{name}' is no sampling: derive its class from ramify.jobs.sampling.SamplingRule")
+        raise UserError(f"sampling '{name}' is not a sampling: derive its class from ramify.jobs.sampling.SamplingRule")
     return made
 
 

@@ -240,7 +240,7 @@ class JinjaTemplate:
         try:
             day = datetime.datetime.combine(datetime.date.fromisoformat(self.date), datetime.time())
         except ValueError:
-            raise UserError(f"'{self.date}' is no date for {self.name}: write YYYY-MM-DD") from None
+            raise UserError(f"'{self.date}' is not a date for {self.name}: write YYYY-MM-DD") from None
         self._template = _compile(self.source, self.name, day)
         self._specials = _pattern(self.specials)
         self._frames: dict[tuple[str, str], tuple[str, str]] = {}

@@ -205,7 +205,7 @@ class HttpModel:
                 f"'{self.model}' at {self.endpoint.host} {self._lacks}; use it as chat:{self.model}@{self.endpoint.url}"
             )
         if name := self._dialect.lacks(settings):
-            raise NeedsError(f"'{name}' is no field that '{self.model}' at {self.endpoint.host} knows")
+            raise NeedsError(f"'{name}' is not a field that '{self.model}' at {self.endpoint.host} knows")
         if settings.ban_first and (settings.grammar or settings.penalised):
             raise NeedsError(f"'ban_first' with a grammar or penalties needs the local engine, not '{self.model}'")
         if settings.grammar and not self._follows_grammar(settings.grammar.kind):

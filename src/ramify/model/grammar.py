@@ -284,7 +284,7 @@ class _Checker:
         for name in value if isinstance(value, list) and value else [value]:
             if name not in TYPES:
                 hint = nearest(name, TYPES) if isinstance(name, str) else f"known: {', '.join(TYPES)}"
-                raise UserError(f"{path} is {json.dumps(name)[:40]}, which is no type ({hint})")
+                raise UserError(f"{path} is {json.dumps(name)[:40]}, which is not a type ({hint})")
         return value
 
     def enum(self, value: Any, path: str, depth: int) -> Any:

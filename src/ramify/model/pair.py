@@ -267,16 +267,16 @@ async def _scores(model: Model, rows: list[np.ndarray], top_k: int) -> list[Toke
     return [*await _scores(model, rows[:half], top_k), *await _scores(model, rows[half:], top_k)]
 
 
-def same_tokenizer(one: Side, other: Side) -> None:
+def same_tokenizer(left_side: Side, other: Side) -> None:
     """Raise IncompatiblePairError unless both sides read text as the same ids: vocabulary, merges, and how text is split.
 
     A token that only one side has, at an id beyond the other's, is allowed:
     the attempt that uses it is refused when it is scored.
     """
-    a, b = one.tokenizer, other.tokenizer
+    a, b = left_side.tokenizer, other.tokenizer
     if a is None or b is None or a.hash == b.hash:
         return  # a side without one is warned of by the pair
-    why = f"{one.name} and {other.name} do not share a tokenizer"
+    why = f"{left_side.name} and {other.name} do not share a tokenizer"
     if not hasattr(a, "to_json") or not hasattr(b, "to_json"):
         raise IncompatiblePairError(f"{why}: their hashes differ")
     first, second = (json.loads(side.to_json()) for side in (a, b))

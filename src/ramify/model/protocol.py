@@ -134,9 +134,9 @@ class Sampling:
 
 
 _RARE = {
-    one.name: one.default
-    for one in fields(Sampling)
-    if one.name in ("min_p", "logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty", "grammar")
+    setting.name: setting.default
+    for setting in fields(Sampling)
+    if setting.name in ("min_p", "logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty", "grammar")
 }
 
 

@@ -243,10 +243,12 @@ def _spread(conversation: Sequence[Mapping[str, Any]], positions: Mapping[int, i
     return spread
 
 
-def _common(one: Any, other: Any) -> int:
+def _common(first: Any, other: Any) -> int:
     """How many items two sequences begin with in common."""
     return (
-        next((k for k, (x, y) in enumerate(pairs) if x != y), len(pairs)) if (pairs := list(zip(one, other, strict=False))) else 0
+        next((k for k, (x, y) in enumerate(pairs) if x != y), len(pairs))
+        if (pairs := list(zip(first, other, strict=False)))
+        else 0
     )
 
 

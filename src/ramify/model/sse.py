@@ -269,7 +269,7 @@ class Heard:
     stream, once the server said ``[DONE]``: a choice that did not say why it ended is whole then.
 
     With ``extra`` a sample's data holds the other fields (:func:`ramify.model.wire.extra_of`). ``lenient``: what is of another
-    shape than the protocol's is no error; ``unread`` says what it was, and so does each sample.
+    shape than the protocol's is not an error; ``unread`` says what it was, and so does each sample.
     """
 
     def __init__(self, host: str, extra: bool = False, lenient: bool = False) -> None:

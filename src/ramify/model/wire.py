@@ -170,10 +170,10 @@ def who_answers(answer: Mapping[str, Any]) -> str:
     return clean(who[:200]) if isinstance(who, str) else ""
 
 
-def same_name(one: str, other: str) -> bool:
+def same_name(first: str, other: str) -> bool:
     """Whether two answers name one model: the last part of its path, in any letters."""
-    one, other = (name.rstrip("/").lower().rpartition("/")[2] for name in (one, other))
-    return one == other
+    first, other = (name.rstrip("/").lower().rpartition("/")[2] for name in (first, other))
+    return first == other
 
 
 def withheld(host: str) -> ProviderError:

@@ -10,7 +10,7 @@ NOTHING = "-"
 
 
 def number(value: float | None) -> str:
-    """Four significant digits; a dash for None and for what is no number. Whole numbers are written whole."""
+    """Four significant digits; a dash for None and for what is not a number. Whole numbers are written whole."""
     if value is None or not math.isfinite(value):
         return NOTHING
     return f"{value:.4g}" if isinstance(value, float) else str(value)

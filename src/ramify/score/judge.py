@@ -129,7 +129,7 @@ async def judged(
         judgements = [_failed(error)] * len(items)
     for i, judgement in enumerate(judgements):
         if not isinstance(judgement, Judgement):
-            judgements[i] = Judgement(failure=f"it gave a {type(judgement).__name__}, which is no Judgement")
+            judgements[i] = Judgement(failure=f"it gave a {type(judgement).__name__}, which is not a Judgement")
         elif (value := checked(judge.name, judgement.value)) is not judgement.value:
             judgements[i] = replace(judgement, value=value)
     cost = _sum(judgement.cost for judgement in judgements)
@@ -506,9 +506,9 @@ def model_judge(question: Question | None, opener: Opener | None = None) -> Call
     return make
 
 
-def as_asked(spec: str, *own: str) -> str:
-    """``spec`` where it names a judge (of the family or of ``own`` kinds), else ``judge:`` of the model it names."""
-    return spec if spec.partition(":")[0] in ("regex", "equals", "cmd", "judge", "jury", *own) else f"judge:{spec}"
+def as_asked(spec: str, *kinds: str) -> str:
+    """``spec`` where it names a judge (of the family or of ``kinds``), else ``judge:`` of the model it names."""
+    return spec if spec.partition(":")[0] in ("regex", "equals", "cmd", "judge", "jury", *kinds) else f"judge:{spec}"
 
 
 _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)

@@ -182,7 +182,7 @@ def faults(judge: Judge, items: Sequence[Item], found: Sequence[Judgement]) -> l
     wrong = []
     for item, one in zip(items, found, strict=True):
         if not isinstance(one, Judgement):
-            wrong.append(f"it returned a {type(one).__name__}, which is no Judgement")
+            wrong.append(f"it returned a {type(one).__name__}, which is not a Judgement")
             continue
         try:
             checked(judge.name, one.value)

@@ -61,7 +61,7 @@ class _Probe:
 
         async def expand(pick: str) -> Expansion:
             if pick not in trace.known:
-                trace.faults.append(f"it chose {pick!r}, which is no candidate")
+                trace.faults.append(f"it chose {pick!r}, which is not a candidate")
                 return Expansion(None)
             if pick in flying:
                 trace.faults.append("it chose a candidate that is being expanded already")

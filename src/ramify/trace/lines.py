@@ -58,7 +58,7 @@ def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str,
 def read_rows(path: Path, of: type[T]) -> Iterator[T]:
     """Each line as a record of type ``of`` (a dataclass, a named tuple); fields that it does not have are ignored.
 
-    Raises UserError as :func:`read_lines`, and where a line is no such record, naming file, line, field and what is wrong."""
+    Raises UserError as :func:`read_lines`, and where a line is not such a record, naming file, line, field and what is wrong."""
     for number, record in read_lines(path):
         yield codec.from_json(of, record, f"{path}:{number}")
 

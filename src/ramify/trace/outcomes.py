@@ -34,7 +34,7 @@ def read_outcomes(path: Path) -> dict[str, Judged]:
     """Task or file -> how its attempt ended. ``path``: a report of SWE-bench, JSON, JSON lines or a table (.csv, .tsv) of tasks
     or files with an outcome each, or a folder with a ``verifier/reward.txt``, ``reward.json`` or ``report.json`` a trial.
 
-    Raises UserError naming file and entry on what is no outcome."""
+    Raises UserError naming file and entry on what is not an outcome."""
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.name in _REPORTS)
         if not files:

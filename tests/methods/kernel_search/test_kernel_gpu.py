@@ -346,7 +346,7 @@ def test_configurations_worth_timing_are_written_for_autotune(
     for choices, part in (
         ("BLOCKS = 64", "did you mean 'BLOCK'"),
         ("n = 64", "'n' is not a constant of add"),
-        ("BLOCK = x", "'BLOCK = x' is no choice"),
+        ("BLOCK = x", "'BLOCK = x' is not a choice"),
         ("warps = 64", "warps are from 1 to 32"),
         (";", "CHOICES names no choice"),
         ("BLOCK = 7", "no configuration of add can run: BLOCK=7"),

@@ -88,7 +88,7 @@ def choices_of(text: str) -> dict[str, list[str]]:
         name, equals, values = (one.strip() for one in part.partition("="))
         given = [one.strip() for one in values.split(",")]
         if not (equals and name.isidentifier() and all(re.fullmatch(r"-?\d+|True|False", one) for one in given)):
-            raise UserError(f"CHOICES: '{part}' is no choice: BLOCK = 64, 128; warps = 2, 4; stages = 2, 3")
+            raise UserError(f"CHOICES: '{part}' is not a choice: BLOCK = 64, 128; warps = 2, 4; stages = 2, 3")
         if name in ("warps", "stages") and any(not one.isdigit() or int(one) not in range(1, 33) for one in given):
             raise UserError(f"CHOICES: {name} are from 1 to 32, not {', '.join(given)}")
         found[name] = list(dict.fromkeys(given))

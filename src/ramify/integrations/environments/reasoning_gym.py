@@ -49,7 +49,7 @@ class ReasoningEpisode:
         found = _ANSWER.findall(action)
         try:
             score = float(dataset.score_answer((found[-1] if found else action).strip(), entry))
-        except Exception:  # some scorers parse the reply and raise on what is no answer at all
+        except Exception:  # some scorers parse the reply and raise on what is not an answer at all
             return Observation("The answer cannot be read.", terminated=True, outcome=False, valid=False)
         return Observation(f"score {score:g}", score, terminated=True, outcome=score >= 1)
 

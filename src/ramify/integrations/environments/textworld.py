@@ -59,7 +59,7 @@ class TextWorldEpisode:
         self._game.seed(derive_key(seed, "textworld", task.id) % 2**31)
         try:
             state = self._game.reset()
-        except Exception as error:  # an interpreter written in C: a file that is no game shows here
+        except Exception as error:  # an interpreter written in C: a file that is not a game shows here
             raise InfrastructureError("env", f"the game {self._file} does not start: {error}") from error
         self._score, self._over = 0, False
         return Observation(self._text(state))

@@ -86,7 +86,8 @@ def run(
     bar: Progress,
     repo: Repo = ".",
     model: Annotated[
-        str | None, option("--model", help="chat:MODEL@URL, hf:FOLDER, ...; without one a rule policy looks, which is no model.")
+        str | None,
+        option("--model", help="chat:MODEL@URL, hf:FOLDER, ...; without one a rule policy looks, which is not a model."),
     ] = None,
     out: Annotated[
         Path, option("--out", metavar="RUN", help="Run to make or to continue; an issue that is there is not looked for again.")

@@ -94,7 +94,7 @@ class Remembers(Middleware):
             try:
                 # in a thread: another process may be writing, and the server's loop waits for no disk
                 self._given[name] = await asyncio.to_thread(wait_for, self.memory.select(query, task=name))
-            except RamifyError:  # a memory that cannot be read or written is no reason to answer nothing
+            except RamifyError:  # a memory that cannot be read or written is not a reason to answer nothing
                 self._given[name] = Injection(name, query)
             if len(self._given) > REMEMBERED:
                 self._spent.pop(self._given.popitem(last=False)[0], None)

@@ -1,7 +1,7 @@
 """The outcome of an agent's last reply under a rule: read off its tool calls,
 not off the words around them (arXiv 2606.22528, 3.3).
 
-What cannot be read is malformed, which is no safe outcome: it is counted apart.
+What cannot be read is malformed, which is not a safe outcome: it is counted apart.
 """
 
 from __future__ import annotations

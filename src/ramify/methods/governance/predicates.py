@@ -84,7 +84,7 @@ def addresses(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _domain(name: str) -> str:
-    """A domain in the form in which two spellings of one are equal (IDNA, lower case); one that is no domain stays what it is."""
+    """A domain in the form in which two spellings of one are equal (IDNA, lower case); what is not a domain stays."""
     idna = _need("idna", "the domains of addresses")
     bare = name.strip().rstrip(".>").lower()
     try:

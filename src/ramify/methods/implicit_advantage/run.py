@@ -207,7 +207,7 @@ def token_values(path: TreePath, scored: GradedAttempt) -> list[TokenValues]:
 def read_scores(path: Path) -> list[ScoreRecord]:
     """The records of the attempts that were graded in a run, with other judges' grades of them as ``baselines``.
 
-    Raises UserError where none was, or naming run, record and field of what is no score record.
+    Raises UserError where none was, or naming run, record and field of what is not a score record.
     """
     folder = run_folder(path) or path
     with Run.open(folder) as run:

@@ -39,7 +39,7 @@ class PromotionConfig(Config):
     """mcnemar: exact paired test against the incumbent; confirm: chosen on one half of the anchor, tested on the other;
     best_belief: the paper's rule; accuracy: the most items right."""
     delta: float = Field(0.05, gt=0, lt=1)
-    """Chance of promoting a judge that is no better, at one look at the anchor; challengers of one look share it."""
+    """Chance of promoting a judge that is not better, at one look at the anchor; challengers of one look share it."""
     spend: bool = False
     """Share delta among all looks at an anchor, too: look q has delta / (q (q + 1))."""
 
@@ -205,7 +205,7 @@ class UtilityRecord:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes it one observation: the same artefact scored again by the same judges is no second one."""
+        """What makes it one observation: the same artefact scored again by the same judges is not a second one."""
         return self.node, self.role, self.task, tuple(sorted(self.judges.items()))
 
 

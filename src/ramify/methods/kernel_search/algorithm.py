@@ -20,7 +20,7 @@ from ramify.stats.intervals import mean_t
 S_LOW, S_HIGH = 1 / 16, 64.0
 """Speed-ups at which the reward is 0.05 and 1."""
 LEAST_GAIN = 1.03
-"""A speed-up whose lower bound does not exceed this is no gain."""
+"""A speed-up whose lower bound does not exceed this is not a gain."""
 NOISE = 0.2
 """Relative spread of the reference's own times above which nothing is ranked."""
 Class = Literal["compute", "memory", "mixed", "latency", "launch", "unknown"]

@@ -90,7 +90,7 @@ def assert_right_kernel(
     and is ``at_least`` so many times as fast.
 
     Judged by the wall of kernel-search. ``at_least`` is held against the upper end of the 95 % interval, so a busy machine does
-    not fail a test; 0 times nothing. Raises AssertionError saying what is wrong, UserError on what is no kernel.
+    not fail a test; 0 times nothing. Raises AssertionError saying what is wrong, UserError on what is not a kernel.
     """
 
     task = read_task(kernel, allow_unsandboxed=allow_unsandboxed)

@@ -30,7 +30,7 @@ class RecoveryMix(CreditRule):
 
     def __init__(self, share: str = "0.5") -> None:
         """``share``: of the weight, that of attempts with a recovery; 1 leaves out the others.
-        Raises UserError where it is no share."""
+        Raises UserError where it is not a share."""
         try:
             self.share = float(share)
         except ValueError:

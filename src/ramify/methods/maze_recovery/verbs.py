@@ -25,7 +25,7 @@ from ramify.trace.node import Finding
 from ramify.trace.sources import conclude
 
 LEVEL = 0.05
-"""Above this p a dead end may be bad luck, and is no finding."""
+"""Above this p a dead end may be bad luck, and is not a finding."""
 
 
 class AuditOptions(Source):

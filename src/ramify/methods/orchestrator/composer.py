@@ -569,7 +569,7 @@ async def _group(
         except InfrastructureError:
             return JudgedPlan(reply, None, len(plan))
         if chat.outage:
-            return JudgedPlan(reply, None, len(plan))  # an outage is no fault of the plan
+            return JudgedPlan(reply, None, len(plan))  # an outage is not a fault of the plan
         found = await reward_of(judge, task, call.result.text)
         return JudgedPlan(reply, None if found.value is None else composer_reward(True, float(found.value)), len(plan))
 

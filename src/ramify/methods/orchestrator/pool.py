@@ -125,7 +125,7 @@ def failure_of(error: TimeoutError | InfrastructureError, seconds: float) -> tup
 
 def open_model(given: AnyModel) -> tuple[Model, ChatTemplate | None]:
     """A model and the template that lays chats out for it, None where it takes messages. No endpoint is asked anything before its
-    first call: one that is down is no reason against the others. Raises UserError or NeedsError where there is none."""
+    first call: one that is down is not a reason against the others. Raises UserError or NeedsError where there is none."""
     if isinstance(given, str) and own_path(given) is None:
         return (registered_model(given), None) if given.startswith("chat:") else find_model(given)
     found = own_model(given) if isinstance(given, str) else model_of(given)

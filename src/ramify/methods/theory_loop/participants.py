@@ -112,7 +112,7 @@ class ByHand:
 
 class Agents:
     """``agent:MODEL``: each subject is a conversation with a model of its own seed;
-    a trial is one message. A reply that is no choice ends a subject."""
+    a trial is one message. A reply that is not a choice ends a subject."""
 
     def __init__(self, spec: str, temperature: float = 1.0) -> None:
         from ramify.engine.named import find_model

@@ -177,7 +177,7 @@ def _number(text: Any, place: str, name: str) -> float | None:
     except (ValueError, TypeError):
         found = math.nan
     if not math.isfinite(found) or found < 0:
-        raise UserError(f"{place}: {name} is {str(text)!r:.40}, which is no time in milliseconds")
+        raise UserError(f"{place}: {name} is {str(text)!r:.40}, which is not a time in milliseconds")
     return found
 
 

@@ -57,7 +57,7 @@ def _experiments(pool: TheoryPool) -> Section:
     return Section.of(
         "Experiments and their gate",
         f"{passed} of {len(pool.observations)} passed the gate: before anybody chooses, a Welch test must tell both theories "
-        "apart on simulated people. It filters designs and is no evidence. The own theory is the proposer's.",
+        "apart on simulated people. It filters designs and is not evidence. The own theory is the proposer's.",
         table(
             ("experiment", "proposed by", "pairs", "gate p", "passed", "own predicts", "rival predicts", "measured", "people"),
             [_row(one) for one in pool.observations],

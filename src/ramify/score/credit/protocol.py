@@ -187,7 +187,7 @@ def find_rule(spec: str, settings: Mapping[str, Any] | None = None) -> CreditRul
     )
     if not isinstance(rule, CreditRule):
         derive = "derive its class from ramify.score.credit.protocol.CreditRule"
-        raise UserError(f"{spec} is a {type(rule).__name__}, which is no credit rule: {derive}")
+        raise UserError(f"{spec} is a {type(rule).__name__}, which is not a credit rule: {derive}")
     return rule
 
 
