@@ -300,8 +300,8 @@ class Verb:
 
             first = [load(settings, given.pop("config", None) or (), options)]
         if not self.returns():
-            own = {JSON: as_json} if JSON in inspect.signature(self.function).parameters else {}
-            return self.function(*first, **own, **given)
+            printing = {JSON: as_json} if JSON in inspect.signature(self.function).parameters else {}
+            return self.function(*first, **printing, **given)
         from ramify.render.terminal import quiet
 
         with quiet(as_json):
@@ -311,8 +311,8 @@ class Verb:
         """Whether the function returns a Result, which is printed here."""
         from ramify.render.result import Result
 
-        made = _hints(self.function, self.settings()).get("return")
-        return any(isinstance(one, type) and issubclass(one, Result) for one in (made, *get_args(made)))
+        hint = _hints(self.function, self.settings()).get("return")
+        return any(isinstance(kind, type) and issubclass(kind, Result) for kind in (hint, *get_args(hint)))
 
     def work(self, first: list[Any], given: dict[str, Any]) -> Any:
         """The function's result."""
@@ -325,13 +325,13 @@ class Verb:
 
         name, _, inside = self.keeps.partition("/")
         code, runs = EXIT_DONE, given.get(name)
-        for one in (result,) if isinstance(result, Result) else result or ():
-            show(one, as_json)
+        for answer in (result,) if isinstance(result, Result) else result or ():
+            show(answer, as_json)
             for run in runs if isinstance(runs, list) else [runs] if runs is not None else []:
-                lost = keep(Path(run, inside), self.maker, one) if one.KEPT else ""
-                if lost and lost not in one.caveats:  # what else could not be kept said so
+                lost = keep(Path(run, inside), self.maker, answer) if answer.KEPT else ""
+                if lost and lost not in answer.caveats:  # what else could not be kept said so
                     say(f"warning: {lost}")
-            code = max(code, one.exit_code)
+            code = max(code, answer.exit_code)
         return code
 
     def switches(self) -> list[tuple[str, Any]]:
@@ -341,14 +341,19 @@ class Verb:
     def _parameters(self) -> Iterator[inspect.Parameter]:
         settings, names = self.settings(), list(inspect.signature(self.function).parameters)
         hints = _hints(self.function, settings)
-        own = inspect.signature(self.function).parameters
+        written = inspect.signature(self.function).parameters
         skipped = self.UNSEEN | ({names[0]} if settings else {"more"} if self.more else set())
-        made = [_parameter(own[name], hints[name]) for name in names if name not in skipped]
-        made += [_switch(name, hint) for name, hint in self.switches() if name not in names]
+        shown = [_parameter(written[name], hints[name]) for name in names if name not in skipped]
+        shown += [_switch(name, hint) for name, hint in self.switches() if name not in names]
         if settings is not None:
-            made.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Files))
-        yield from sorted(made, key=lambda parameter: parameter.kind)
-        taken = {flag for one in made for mark in get_args(one.annotation)[1:] for flag in mark.name or (_flag(one.name),)}
+            shown.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Files))
+        yield from sorted(shown, key=lambda parameter: parameter.kind)
+        taken = {
+            flag
+            for parameter in shown
+            for mark in get_args(parameter.annotation)[1:]
+            for flag in mark.name or (_flag(parameter.name),)
+        }
         for key, hint, mark in _leaves(settings) if settings is not None else _texts(self.more() if self.more else {}):
             if _flag(key) not in taken:
                 name = "set__" + key.replace(".", "__").replace("-", "_")
@@ -387,10 +392,10 @@ class StudyVerb(Verb):
         from ramify.render.terminal import progress
         from ramify.trace.sources import next_run
 
-        own = list(inspect.signature(self.function).parameters.values())[len(first) :]
-        for one in own:
-            if one.name not in self.UNSEEN:
-                given.setdefault(one.name, one.default)
+        rest = list(inspect.signature(self.function).parameters.values())[len(first) :]
+        for parameter in rest:
+            if parameter.name not in self.UNSEEN:
+                given.setdefault(parameter.name, parameter.default)
         named = given[self.run] is not None
         out = given[self.run] = given[self.run] if named else next_run(self.folder)
         if self.run == "out" and Path(out).is_file():  # one of another name may be there already, and its verb says so
@@ -405,13 +410,13 @@ class StudyVerb(Verb):
         from ramify.render.result import Planned
 
         known = inspect.signature(self.plan).parameters if self.plan else {}
-        rest = any(one.kind is one.VAR_KEYWORD for one in known.values())
+        rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
         asked = {name: value for name, value in given.items() if name in known or (rest and name not in self.UNSEEN)}
-        made = self.plan(*first, **asked) if self.plan else {}
-        if isinstance(made, Planned):
-            return made
+        estimate = self.plan(*first, **asked) if self.plan else {}
+        if isinstance(estimate, Planned):
+            return estimate
         told = {name: str(value) for name, value in given.items() if name not in self.UNSEEN and value is not None}
-        return Planned(first[0].to_json() if first else told, made)
+        return Planned(first[0].to_json() if first else told, estimate)
 
     def _kept(self, out: Path, named: bool) -> str:
         """What an interrupted call leaves, and how to continue."""
@@ -429,19 +434,19 @@ def _hints(function: Callable[..., Any], settings: Any) -> dict[str, Any]:
 
 
 def _switch(name: str, hint: Any) -> inspect.Parameter:
-    own = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False)
-    return _parameter(own, hint)
+    switch = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False)
+    return _parameter(switch, hint)
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _parameter(own: inspect.Parameter, hint: Any) -> inspect.Parameter:
+def _parameter(parameter: inspect.Parameter, hint: Any) -> inspect.Parameter:
     """A parameter of the function for the parser: positional or named, with a default worth showing, whole numbers whole."""
     hint, mark = (get_args(hint)[0], get_args(hint)[1]) if get_origin(hint) is Annotated else (hint, option())
     more: dict[str, Any] = {}
-    if own.default in (None, False, "", inspect.Parameter.empty):
+    if parameter.default in (None, False, "", inspect.Parameter.empty):
         more["show_default"] = False
     if hint is int or set(get_args(hint)) == {int, type(None)}:
         more["converter"] = _whole
@@ -449,7 +454,7 @@ def _parameter(own: inspect.Parameter, hint: Any) -> inspect.Parameter:
         more["allow_repeating"] = True  # the last one counts
     positional = mark.group == (ARGUMENTS,)
     kind = inspect.Parameter.POSITIONAL_ONLY if positional else inspect.Parameter.KEYWORD_ONLY
-    return own.replace(kind=kind, annotation=Annotated[hint, Parameter.combine(mark, Parameter(**more))])
+    return parameter.replace(kind=kind, annotation=Annotated[hint, Parameter.combine(mark, Parameter(**more))])
 
 
 def _is_list(hint: Any) -> bool:
@@ -472,12 +477,12 @@ def _leaves(settings: Any) -> Iterator[tuple[str, Any, Parameter]]:
     Values stay texts: the class itself reads them."""
     from ramify.base.config import describe
 
-    found = describe(settings)
-    basic = [one for one in found if one.name in settings.BASIC.split() or not settings.BASIC]
-    left = len(found) - len(basic)
+    every = describe(settings)
+    basic = [each for each in every if each.name in settings.BASIC.split() or not settings.BASIC]
+    left = len(every) - len(basic)
     note = "" if not left else f"{ALL} lists {left} more." if not _everything.get() else ""
     group = Group("Settings", help=note, sort_key=2)
-    for setting in sorted(found, key=lambda one: one not in basic):
+    for setting in sorted(every, key=lambda each: each not in basic):
         flag, switch = _flag(setting.name), setting.type == "true|false"
         above, _, leaf = flag[2:].rpartition(".")
         yield (
@@ -516,7 +521,7 @@ def call(app: App, words: Sequence[str]) -> int:
     token = _everything.set(ALL in words[: words.index("--")] if "--" in words else ALL in words)
     try:
         chain, apps, rest = app.parse_commands([word for word in words if word != ALL or not _everything.get()])
-        verb = next((one.default_command for one in reversed(apps) if isinstance(one.default_command, Verb)), None)
+        verb = next((inner.default_command for inner in reversed(apps) if isinstance(inner.default_command, Verb)), None)
         if not rest and apps[-1].default_command is None and not _everything.get():
             app.help_print(list(chain))
             return EXIT_USAGE
@@ -544,23 +549,23 @@ def _spelled(app: App, words: Sequence[str]) -> list[str]:
     """``words`` as the parser spells them: ``--a_b`` is ``--a-b``,
     ``--switch true`` and ``--name -1x`` have "="."""
     arguments = app.assemble_argument_collection()
-    known = {name: one for one in arguments for name in one.names}
-    found: list[str] = []
+    known = {name: argument for argument in arguments for name in argument.names}
+    spelled: list[str] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         if word == "--" or not flag.startswith("--"):
-            found += [word, *rest] if word == "--" else ["./-" if word == "-" else word]  # "-" alone is a file, no option
+            spelled += [word, *rest] if word == "--" else ["./-" if word == "-" else word]  # "-" alone is a file, no option
             rest = [] if word == "--" else rest
             continue
         flag = flag if flag in known else flag.replace("_", "-")
-        one = known.get(flag)
-        if one is not None and not equals and rest:
-            follows = rest[0].lower() in SWITCH if one.hint in (bool, bool | None) else _is_dashed(rest[0], known)
+        argument = known.get(flag)
+        if argument is not None and not equals and rest:
+            follows = rest[0].lower() in SWITCH if argument.hint in (bool, bool | None) else _is_dashed(rest[0], known)
             equals, value = ("=", rest.pop(0)) if follows else ("", "")
-        found.append(f"{flag}{equals}{value}")
-    return found
+        spelled.append(f"{flag}{equals}{value}")
+    return spelled
 
 
 def _is_dashed(word: str, known: Iterable[str]) -> bool:
@@ -610,8 +615,8 @@ def _called(error: CycloptsError) -> str:
 
 def _kind(error: CoercionError) -> str:
     hint = error.argument.hint if error.argument is not None else error.target_type
-    members = [one for one in (get_args(hint) or (hint,)) if one is not type(None)]
-    literal = hint if get_origin(hint) is Literal else next((one for one in members if get_origin(one) is Literal), None)
+    members = [member for member in (get_args(hint) or (hint,)) if member is not type(None)]
+    literal = hint if get_origin(hint) is Literal else next((member for member in members if get_origin(member) is Literal), None)
     if literal is not None:
         return "one of " + ", ".join(str(choice) for choice in get_args(literal))
     return {bool: "true or false", int: "a whole number", float: "a number"}.get(members[0], "readable")
@@ -620,7 +625,7 @@ def _kind(error: CoercionError) -> str:
 def unknown_option(flag: str, arguments: ArgumentCollection) -> str:
     """The sentence for an option that a verb does not have:
     the one with the same last part is nearer than the one alike in letters."""
-    known = [name for one in arguments if one.parse for name in one.names if name.startswith("--")]
+    known = [name for argument in arguments if argument.parse for name in argument.names if name.startswith("--")]
     leaf = flag.lstrip("-").split(".")[-1].replace("_", "-")
     same = [name for name in known if name.lstrip("-").split(".")[-1] == leaf]
     return f"unknown option {flag} ({nearest(same[0] if same else flag, known)})"

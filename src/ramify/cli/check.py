@@ -49,9 +49,9 @@ class Conformance(Result):
 
     def sections(self) -> Iterable[Section]:
         """Every check, and the score."""
-        rows = [(one.check.replace("_", " "), message) for one in self.checks for message in one.problems or ("pass",)]
+        rows = [(part.check.replace("_", " "), message) for part in self.checks for message in part.problems or ("pass",)]
         is_, is_not = ("is undamaged", "is damaged") if self.kind == "run" else ("conforms", "does not conform")
-        faults = plural(sum(len(one.problems) for one in self.checks), "problem")
+        faults = plural(sum(len(part.problems) for part in self.checks), "problem")
         score = f"{self.kind} '{self.name}' {is_ if self.conforms else f'{is_not}: {faults}'}"
         yield Section.of("", table(("check", "result"), rows), score)
 
@@ -90,7 +90,7 @@ def check(
     if quick or seed or out is not None:
         raise UserError(f"--quick, --seed and --out belong to `ramify check method NAME`, not to kind '{kind}'")
     if kind == "run":
-        checks, found = integrity.CHECKS, integrity.check_run(Path(name))
+        checks, problems = integrity.CHECKS, integrity.check_run(Path(name))
     else:
         kind = conformance.known_kind(kind)
         part, options = find_component(kind, name), {}
@@ -98,11 +98,11 @@ def check(
         with progress(f"check {kind} {name}", total, "checks", None if kind == "env" else True) as bar:
             if kind == "env":  # the one kind whose steps may take long: a server, a game, a sandbox
                 options = {"progress": bar}
-            found = conformance.check(kind, part, **options)
-        checks = [] if any(problem.check == conformance.STOPPED for problem in found) else conformance.checks(kind)
-    names = list(dict.fromkeys([*checks, *(problem.check for problem in found)]))
-    by_check = [CheckedPart(check, tuple(one.message for one in found if one.check == check)) for check in names]
-    return Conformance(kind, name, not found, tuple(by_check))
+            problems = conformance.check(kind, part, **options)
+        checks = [] if any(problem.check == conformance.STOPPED for problem in problems) else conformance.checks(kind)
+    names = list(dict.fromkeys([*checks, *(problem.check for problem in problems)]))
+    by_check = [CheckedPart(check, tuple(each.message for each in problems if each.check == check)) for check in names]
+    return Conformance(kind, name, not problems, tuple(by_check))
 
 
 def find_component(kind: str, name: str) -> Any:

@@ -82,8 +82,10 @@ class Installation(Result):
 
     def sections(self) -> Iterable[Section]:
         """Every finding, then those that matter."""
-        rows = [(one.topic, one.name, one.status, one.text) for one in self.findings]
-        broken, warned = ([one.name for one in self.findings if one.status == status] for status in ("broken", "warning"))
+        rows = [(finding.topic, finding.name, finding.status, finding.text) for finding in self.findings]
+        broken, warned = (
+            [finding.name for finding in self.findings if finding.status == status] for status in ("broken", "warning")
+        )
         score = f"broken: {', '.join(broken)}" if broken else "everything that is installed works"
         score += f"; warnings: {', '.join(warned)}" if warned else ""
         yield Section.of("", table(("topic", "what", "status", ""), rows), score)
@@ -126,28 +128,28 @@ def doctor(
     Exit code 1: something installed is broken."""
     if not roofs:
         only_for("doctor without --roofs", allow_unsandboxed=allow_unsandboxed)
-    found = Findings()
+    findings = Findings()
     listed = re.split(r"[\s,]+", os.environ.get(ENDPOINTS, "").strip()) if os.environ.get(ENDPOINTS, "").strip() else []
     for part in (_versions, _machine, _store, _engine, _extras, _plugins, _sandbox, _browser):
-        part(found)
-    _kernels(found, roofs, allow_unsandboxed)
-    _endpoints(found, [*listed, *(endpoint or [])])
-    return Installation(all(one.status != "broken" for one in found.rows), tuple(found.rows))
+        part(findings)
+    _kernels(findings, roofs, allow_unsandboxed)
+    _endpoints(findings, [*listed, *(endpoint or [])])
+    return Installation(all(finding.status != "broken" for finding in findings.rows), tuple(findings.rows))
 
 
-def _versions(found: Findings) -> None:
+def _versions(findings: Findings) -> None:
 
-    found.add("version", "python", "ok", f"{platform.python_version()} ({platform.system()} {platform.machine()})")
-    found.add("version", "ramify", "ok", VERSION)
+    findings.add("version", "python", "ok", f"{platform.python_version()} ({platform.system()} {platform.machine()})")
+    findings.add("version", "ramify", "ok", VERSION)
     for name in CORE:
-        found.look("version", name, lambda name=name: importlib.metadata.version(name))  # type: ignore[misc]
+        findings.look("version", name, lambda name=name: importlib.metadata.version(name))  # type: ignore[misc]
 
 
-def _machine(found: Findings) -> None:
+def _machine(findings: Findings) -> None:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
-    found.add("machine", "cpu", "ok", f"{usable} of {os.cpu_count()} cores usable; OMP_NUM_THREADS {threads}")
-    found.look("machine", "memory", _memory)
+    findings.add("machine", "cpu", "ok", f"{usable} of {os.cpu_count()} cores usable; OMP_NUM_THREADS {threads}")
+    findings.look("machine", "memory", _memory)
 
     def disk() -> str:
         from ramify.trace.sources import RUNS
@@ -157,7 +159,7 @@ def _machine(found: Findings) -> None:
             raise OSError(f"{folder} cannot be written to")
         return f"{shutil.disk_usage(folder).free / 2**30:.1f} GiB free where ./runs is"
 
-    found.look("machine", "disk", disk)
+    findings.look("machine", "disk", disk)
 
 
 def _memory() -> str:
@@ -169,7 +171,7 @@ def _memory() -> str:
     return f"{free / 2**30:.1f} of {pages * size / 2**30:.1f} GiB free"
 
 
-def _store(found: Findings) -> None:
+def _store(findings: Findings) -> None:
     """SQLite with what a run needs: write-ahead logging on this disk, UPSERT and JSON."""
 
     def sqlite() -> str:
@@ -186,12 +188,12 @@ def _store(found: Findings) -> None:
             raise OSError(f"this disk does not support write-ahead logging (journal mode {mode}); keep runs on a local disk")
         return f"{sqlite3.sqlite_version}, write-ahead logging works here"
 
-    found.look("machine", "sqlite", sqlite)
+    findings.look("machine", "sqlite", sqlite)
 
 
-def _engine(found: Findings) -> None:
+def _engine(findings: Findings) -> None:
     if (lacking := extras.missing("local")) is not None:
-        found.add("engine", "local models", "absent", str(lacking))
+        findings.add("engine", "local models", "absent", str(lacking))
         return
 
     def gpu() -> str:
@@ -205,19 +207,19 @@ def _engine(found: Findings) -> None:
             "seed"
         )
 
-    found.look("engine", "device", gpu)
-    found.look("engine", "kernels", kernels)
+    findings.look("engine", "device", gpu)
+    findings.look("engine", "kernels", kernels)
     name = "batch invariance"
     try:
         caution = importlib.import_module("ramify.engine.devices").exactness_here().caution
     except Exception as error:  # any failure of an installed package is a finding
-        found.add("engine", name, "broken", f"{type(error).__name__}: {error}")
+        findings.add("engine", name, "broken", f"{type(error).__name__}: {error}")
     else:
         kept = "batch-invariant: the same seed gives the same tree at any concurrency"
-        found.add("engine", name, "warning" if caution else "ok", caution or kept)
+        findings.add("engine", name, "warning" if caution else "ok", caution or kept)
 
 
-def _extras(found: Findings) -> None:
+def _extras(findings: Findings) -> None:
     for extra, missing in _requirements().items():
         absent = [name for name in missing[1] if name]
         if not missing[0] and not absent:
@@ -226,7 +228,7 @@ def _extras(found: Findings) -> None:
         text = f"{', '.join(missing[0]) or 'nothing of it'} installed"
         if absent:
             text += f"; without {', '.join(absent)}: no {lost} (pip install 'ramify[{extra}]')"
-        found.add("extra", extra, "absent" if absent else "ok", text, missing=absent)
+        findings.add("extra", extra, "absent" if absent else "ok", text, missing=absent)
 
 
 def _requirements() -> dict[str, tuple[list[str], list[str]]]:
@@ -248,58 +250,58 @@ def _requirements() -> dict[str, tuple[list[str], list[str]]]:
     return groups
 
 
-def _plugins(found: Findings) -> None:
+def _plugins(findings: Findings) -> None:
     if plugins.off():
-        found.add("plug-ins", "all", "ok", f"turned off by {plugins.VARIABLE}")
+        findings.add("plug-ins", "all", "ok", f"turned off by {plugins.VARIABLE}")
         return
     failed = {(failure.name, failure.module): failure.reason for failure in plugins.load()}
     for entry in plugins.found():
         reason = failed.get((entry.name, entry.value))
         package = entry.dist.name if entry.dist is not None else "an unknown package"
-        found.add("plug-ins", entry.name, "broken" if reason else "ok", reason or f"{entry.value}, of {package}")
+        findings.add("plug-ins", entry.name, "broken" if reason else "ok", reason or f"{entry.value}, of {package}")
 
 
-def _sandbox(found: Findings) -> None:
+def _sandbox(findings: Findings) -> None:
     try:
         process = importlib.import_module("ramify.sandbox.process")
     except ModuleNotFoundError:
-        found.add("sandbox", "process", "absent", "this version has no sandbox")
+        findings.add("sandbox", "process", "absent", "this version has no sandbox")
         return
 
     try:
         layers = process.strength()
     except Exception as error:  # any failure of an installed package is a finding
-        found.add("sandbox", "process", "broken", f"{type(error).__name__}: {error}")
+        findings.add("sandbox", "process", "broken", f"{type(error).__name__}: {error}")
         return
     for name, layer in layers.items():
-        found.add("sandbox", name, "ok" if layer.works else "absent", layer.means)
+        findings.add("sandbox", name, "ok" if layer.works else "absent", layer.means)
 
 
-def _kernels(found: Findings, measure: bool, allow: bool) -> None:
+def _kernels(findings: Findings, measure: bool, allow: bool) -> None:
     """What `kernel-search` can measure here, by tier, and the roofs of one core: those that are known, or measured now."""
     diagnosis = importlib.import_module("ramify.methods.kernel_search.diagnosis")
     tiers = diagnosis.tiers()
     for name, tier in tiers.items():
-        found.add("kernels", name, "ok" if tier.here else "absent", f"{tier.measures}: {tier.how}")
+        findings.add("kernels", name, "ok" if tier.here else "absent", f"{tier.measures}: {tier.how}")
     measure = measure and tiers["C1"].here
     try:
         roofs = diagnosis.roofs_again(allow) if measure else diagnosis.known_roofs()
     except Exception as error:  # any failure of what is installed is a finding
-        found.add("kernels", "roofs", "broken", f"{type(error).__name__}: {error}")
+        findings.add("kernels", "roofs", "broken", f"{type(error).__name__}: {error}")
         return
     text = "not measured yet: --roofs does, with gcc" if roofs is None else str(roofs)
     busy = measure and roofs is not None and roofs.noisy
     text += "; this machine is too busy to rank kernels: measure with more pairs, or later" if busy else ""
-    found.add("kernels", "roofs", "absent" if roofs is None else "warning" if busy else "ok", text)
+    findings.add("kernels", "roofs", "absent" if roofs is None else "warning" if busy else "ok", text)
 
 
-def _browser(found: Findings) -> None:
+def _browser(findings: Findings) -> None:
     path = next((path for path in map(shutil.which, BROWSERS) if path), None)
     text = path or "none found: pages are written all the same, the browser tests are skipped"
-    found.add("browser", "browser", "ok" if path else "absent", text)
+    findings.add("browser", "browser", "ok" if path else "absent", text)
 
 
-def _endpoints(found: Findings, urls: list[str]) -> None:
+def _endpoints(findings: Findings, urls: list[str]) -> None:
     for url in dict.fromkeys(urls):
         seen = importlib.import_module("ramify.model.probe").probe(url)
         models = ", ".join(seen["models"][:5]) + (", ..." if len(seen["models"]) > 5 else "")
@@ -308,4 +310,4 @@ def _endpoints(found: Findings, urls: list[str]) -> None:
         )
         if seen["offers"]:
             text += f"; offers {', '.join(seen['offers'])}"
-        found.add("endpoint", seen["url"] or "(unreadable)", "ok" if seen["ok"] else "broken", text)
+        findings.add("endpoint", seen["url"] or "(unreadable)", "ok" if seen["ok"] else "broken", text)

@@ -30,11 +30,11 @@ def _formats() -> str:
 
 def _more() -> dict[str, str]:
     """The settings of all formats: name -> the formats that have it, and its help there."""
-    found: dict[str, dict[str, list[str]]] = {}
+    by_option: dict[str, dict[str, list[str]]] = {}
     for writer in formats().values():
         for name, text in writer.settings.items():
-            found.setdefault(name, {}).setdefault(text.rstrip("."), []).append(writer.name)
-    return {name: "; ".join(f"{', '.join(of)}: {text}" for text, of in texts.items()) for name, texts in found.items()}
+            by_option.setdefault(name, {}).setdefault(text.rstrip("."), []).append(writer.name)
+    return {name: "; ".join(f"{', '.join(of)}: {text}" for text, of in texts.items()) for name, texts in by_option.items()}
 
 
 @dataclass(frozen=True)

@@ -66,11 +66,11 @@ def fork(
 
     with Run.open(folder) as opened:
         named_components(opened, model, env)
-        found = opened.node(name)
+        stored = opened.node(name)
     kept = f"the continuations played so far stay in {folder}: the same command continues"
     with (
         progress("fork", kept=kept) as bar,
-        open_episodes(folder, found, model, env, trust=trust, effects=effects) as (episodes, task),
+        open_episodes(folder, stored, model, env, trust=trust, effects=effects) as (episodes, task),
     ):
         arms = len(changes) + 1 if changes else 1
         bar.begin(n * arms if after == "resample" else 1, 0, "", "continuations")
@@ -81,23 +81,23 @@ def fork(
             bar.at(success.ended, success.note)
 
         episodes.on_attempt = on_attempt
-        with job.interruptible(episodes, found.id, offset, list(changes.values()), n, after) as key:
+        with job.interruptible(episodes, stored.id, offset, list(changes.values()), n, after) as key:
             if len(changes) > 1:
-                forks, rows = wait_for(job.compare(episodes, found.tree, task, found.id, changes, offset, n, key=key))
+                forks, rows = wait_for(job.compare(episodes, stored.tree, task, stored.id, changes, offset, n, key=key))
             else:
                 change = next(iter(changes.values()), None)
-                forks, rows = [wait_for(job.fork(episodes, found.tree, task, found.id, offset, n, change, after, key=key))], []
-    told = tuple(one.told for one in forks)
-    caveats = told[0].caveats if all(one.failure for one in told) else ()
+                forks, rows = [wait_for(job.fork(episodes, stored.tree, task, stored.id, offset, n, change, after, key=key))], []
+    told = tuple(each.told for each in forks)
+    caveats = told[0].caveats if all(each.failure for each in told) else ()
     return ForksCompared(told, tuple(rows), caveats=caveats) if rows else told[0]
 
 
 def parse_position(text: str) -> tuple[str, int | None]:
     """``NODE[:OFFSET]`` as node id (or its first digits) and token offset. Raises UserError."""
-    found = re.fullmatch(r"([0-9a-f]+)(?::(\d+))?", text)
-    if found is None:
+    match = re.fullmatch(r"([0-9a-f]+)(?::(\d+))?", text)
+    if match is None:
         raise UserError(f"'{text}' is not NODE or NODE:OFFSET, with a node's hexadecimal id and a token count")
-    return found[1], None if found[2] is None else int(found[2])
+    return match[1], None if match[2] is None else int(match[2])
 
 
 def read_edit(file: Path) -> Any:

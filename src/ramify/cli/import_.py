@@ -115,8 +115,8 @@ class ImportedRun(Result):
             lines.append(f"{plural(self.judged, 'attempt')} judged by {self.outcomes or 'the reward beside the file'}{nobody}")
         lines += [f"held already, so nothing of it was added: {_some(self.already)}"] if self.already else []
         lines += [f"of no format known here, and left out: {_some(self.unknown)}"] if self.unknown else []
-        for name, one in self.ignored.items():
-            lines.append(f"'{name}' of {one.count} {one.what} does not describe an attempt: ignored")
+        for name, ignored in self.ignored.items():
+            lines.append(f"'{name}' of {ignored.count} {ignored.what} does not describe an attempt: ignored")
         yield Section.of("", "\n".join([*lines, *self.told]))
 
 

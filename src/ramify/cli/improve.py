@@ -54,6 +54,6 @@ def improve(
 
     assert out is not None
     _check(out)
-    found = job.improve(settings, out, bar)
+    improved = job.improve(settings, out, bar)
     write_report(out, out / REPORT)
-    return found
+    return improved

@@ -84,12 +84,12 @@ def list_(
         if not parts and (lacking := registry.lacking(what)) is not None:
             raise lacking
         return KnownNames(what, parts)
-    found = tuple(_describe(kind, what) for kind in registry.KINDS if what in registry.names(kind))
-    if not found:
+    described = tuple(_describe(kind, what) for kind in registry.KINDS if what in registry.names(kind))
+    if not described:
         known = [*registry.KINDS, *(name for kind in registry.KINDS for name in registry.names(kind))]
         needs = {str(lacking) for kind in registry.KINDS if (lacking := registry.lacking(kind)) is not None}
         raise UserError("; ".join([f"there is no component '{what}' ({nearest(what, known)})", *sorted(needs)]))
-    return DescribedName(what, found)
+    return DescribedName(what, described)
 
 
 def _first_line(part: Any) -> str:

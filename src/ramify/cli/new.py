@@ -91,8 +91,8 @@ def check_name(kind: str, name: str) -> None:
 def skeleton(kind: str, name: str) -> dict[str, str]:
     """The files of the package: path -> text."""
     module, part = _module(name), _part(kind, name)
-    made = part if kind in (*registry.AS_THEY_ARE, "reader") else f"{part}()"
-    words = {"NAME": name, "MODULE": module, "CLASS": _class(name), "PART": part, "KIND": kind, "MADE": made}
+    made_by = part if kind in (*registry.AS_THEY_ARE, "reader") else f"{part}()"
+    words = {"NAME": name, "MODULE": module, "CLASS": _class(name), "PART": part, "KIND": kind, "MADE": made_by}
     sources = {
         "pyproject.toml": "pyproject.toml.txt",
         "README.md": "README.md.txt",
@@ -107,7 +107,7 @@ def skeleton(kind: str, name: str) -> dict[str, str]:
     files = {}
     for path, template in sources.items():
         text = (templates / template).read_text(encoding="utf-8")
-        files[path] = re.sub("@([A-Z]+)@", lambda found: words[found[1]], text)
+        files[path] = re.sub("@([A-Z]+)@", lambda match: words[match[1]], text)
     return files
 
 

@@ -21,8 +21,10 @@ def resume(run: RunArgument, trust: Trust = False) -> Improved | Collected:
     with Run.open(folder) as opened:
         kind = opened.kind
     if kind not in ("improve", trees.TreeCollection.kind, collect.Collection.kind):
-        made = f"; the same `ramify {kind}` again continues it" if kind not in ("", "import", "play", "cliffs show --run") else ""
-        raise UserError(f"{folder} was not made by `ramify improve` or `ramify rollout`{made}")
+        continues = (
+            f"; the same `ramify {kind}` again continues it" if kind not in ("", "import", "play", "cliffs show --run") else ""
+        )
+        raise UserError(f"{folder} was not made by `ramify improve` or `ramify rollout`{continues}")
     with progress(folder.name, kept=f"finished work is kept: continue with `ramify resume {folder}`") as bar:
         bar.begin(0, phase="load")
         if kind != "improve":
@@ -30,6 +32,6 @@ def resume(run: RunArgument, trust: Trust = False) -> Improved | Collected:
             return again(folder, bar, trust)
         from ramify.jobs import improve as job
 
-        found = job.resume(folder, bar, trust)
+        resumed = job.resume(folder, bar, trust)
     write_report(folder, folder / REPORT)
-    return found
+    return resumed

@@ -98,7 +98,7 @@ class BehaviourChange:
     @property
     def told(self) -> ChangedState:
         """As results and findings hold it."""
-        first, then = (None if one is None else one.share for one in (self.success_before, self.success_after))
+        first, then = (None if counts is None else counts.share for counts in (self.success_before, self.success_after))
         difference = None if self.difference is None else SuccessDifference(*self.difference)
         where = (str(self), self.tree, self.task, self.state, self.at, self.action)
         return ChangedState(*where, self.before, self.after, self.p, first, then, difference, self.matters)
@@ -118,13 +118,13 @@ def states_for(count: int, episodes: int) -> int:
 
 def replies(run: Run, group: str) -> list[View]:
     """The attempts of an evaluation, in order, :data:`MOST` of them."""
-    found = []
+    unfailed = []
     for view in views(run, group, "env"):
         if view.failure is None:
-            found.append(view)
-        if len(found) == MOST:
+            unfailed.append(view)
+        if len(unfailed) == MOST:
             break
-    return found
+    return unfailed
 
 
 async def probabilities(model: LocalModel, run: Run, attempts: Sequence[View], temperature: float) -> dict[str, float]:
@@ -165,8 +165,11 @@ def named(attempts: Sequence[View], before: Mapping[str, float], after: Mapping[
             best = into.get(view.task)
             if change.rise >= LEAST and (best is None or (view.success and change.rise > best.rise)):
                 into[view.task] = change
-    firm = sorted(gains.values(), key=lambda one: (-one.rise, one.task))
-    rest = sorted((one for one in losses.values() if one.task not in gains), key=lambda one: (-one.rise, one.task))
+    firm = sorted(gains.values(), key=lambda behaviour: (-behaviour.rise, behaviour.task))
+    rest = sorted(
+        (behaviour for behaviour in losses.values() if behaviour.task not in gains),
+        key=lambda behaviour: (-behaviour.rise, behaviour.task),
+    )
     few = min(len(rest), count // 3)
     return [*firm[: count - few], *rest[: max(few, count - len(firm))]][:count]
 
@@ -175,7 +178,9 @@ async def continued(
     player: Player, tasks: Mapping[str, Task], changes: Sequence[BehaviourChange], first: int, n: int
 ) -> list[Counts]:
     """Successes of ``n`` continuations from each state by the player's agent, the samples from number ``first`` on."""
-    units = [Unit(one.tree, tasks[one.task], first + i, one.at, purpose="changes") for one in changes for i in range(n)]
+    units = [
+        Unit(change.tree, tasks[change.task], first + i, change.at, purpose="changes") for change in changes for i in range(n)
+    ]
     played = await gather_all(player.tried(unit) for unit in units)
     outcomes = [attempt.outcome for attempt in played]
     return [Counts.of(outcomes[i * n : (i + 1) * n]) for i in range(len(changes))]
@@ -193,12 +198,14 @@ def screened(
 def judged(changes: Sequence[BehaviourChange], before: Sequence[Counts], after: Sequence[Counts]) -> list[BehaviourChange]:
     """``changes`` with these successes, p-values corrected over them (Holm); those that matter come first, by how much."""
     ends = zip(changes, before, after, strict=True)
-    measured = [replace(one, success_before=first, success_after=then) for one, first, then in ends]
-    told = [one for one in measured if one.difference is not None]
-    pairs = [(one.success_after or Counts(0, 0), one.success_before or Counts(0, 0)) for one in told]
+    measured = [replace(change, success_before=first, success_after=then) for change, first, then in ends]
+    told = [change for change in measured if change.difference is not None]
+    pairs = [(change.success_after or Counts(0, 0), change.success_before or Counts(0, 0)) for change in told]
     corrected = iter(holm([fisher(then.k, then.n, first.k, first.n) for then, first in pairs]) if told else ())
-    found = [replace(one, p=None if one.difference is None else next(corrected)) for one in measured]
-    return sorted(found, key=lambda one: (not one.matters, -abs(one.difference[0]) if one.difference else 0.0))
+    corrected_changes = [replace(change, p=None if change.difference is None else next(corrected)) for change in measured]
+    return sorted(
+        corrected_changes, key=lambda change: (not change.matters, -abs(change.difference[0]) if change.difference else 0.0)
+    )
 
 
 def sentence(changes: Sequence[BehaviourChange], wanted: int) -> str:
@@ -207,10 +214,10 @@ def sentence(changes: Sequence[BehaviourChange], wanted: int) -> str:
         return "What training changed was not looked for: changes is 0."
     if not changes:
         return f"No action in a state of the held-out attempts became likelier by {100 * LEAST:.0f} points or more."
-    told = [one for one in changes if one.difference is not None]
+    told = [change for change in changes if change.difference is not None]
     what = f"The {len(changes)} strongest changes, each" if len(changes) > 1 else "The strongest change,"
     text = f"{what} in a state of a held-out attempt"
     if not told:
         return f"{text}:"
-    matter = sum(one.matters for one in told)
+    matter = sum(change.matters for change in told)
     return f"{text}; both agents continued from {len(told)}, {FORKS} times each, and success from there changed in {matter}:"

@@ -123,8 +123,8 @@ class Collection:
         self.config = config
         parse(config.backend)
         self.environment = find_environment(config.env)
-        own = None if config.tasks is None else read_task_set(Path(config.tasks))
-        self.task_set: TaskSet = own or self.environment.task_set("train", config.count, config.seed)
+        listed = None if config.tasks is None else read_task_set(Path(config.tasks))
+        self.task_set: TaskSet = listed or self.environment.task_set("train", config.count, config.seed)
         model, chat_template = find_model(config.model, config.device, config.dtype, template)
         stops = () if chat_template is None else chat_template.stop_tokens
         wanted = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
@@ -160,8 +160,8 @@ class Collection:
         """
         settings = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
         free = {name: settings.pop(name) for name in FREE}
-        made = {"weights": self.weights, "tasks": self.task_set.hash} | components.template_entry(self.agent.template)
-        with Run.begin(folder, self.kind, settings, free, made) as run:
+        parts = {"weights": self.weights, "tasks": self.task_set.hash} | components.template_entry(self.agent.template)
+        with Run.begin(folder, self.kind, settings, free, parts) as run:
             keep_template(run, self.agent.template)
             if not run.journal("environment"):
                 run.log("environment", "versions", components.surroundings(self.agent.model))
@@ -170,7 +170,7 @@ class Collection:
             if not self.replays:
                 turns = sum(entry.turns for entry in done.values())
                 budget.charge(calls=turns, tokens=sum(entry.tokens for entry in done.values()), turns=turns)
-            earlier = sum(one.seconds for one in run.memo("stretch", Stretch).values())
+            earlier = sum(stretch.seconds for stretch in run.memo("stretch", Stretch).values())
             budget.charge(seconds=earlier)
             begun = time.monotonic()
             try:
@@ -224,20 +224,20 @@ class Collection:
 
     def _counted(self, attempts: Sequence[AttemptEntry], wanted: int | None) -> Collected:
         """Counts over these attempts; ``missing`` is how many of those ``wanted`` were not played."""
-        scored = [one.outcome for one in attempts if one.outcome is not None]
-        failures = Counter(one.failure for one in attempts if one.failure is not None)
+        scored = [attempt.outcome for attempt in attempts if attempt.outcome is not None]
+        failures = Counter(attempt.failure for attempt in attempts if attempt.failure is not None)
         return Collected(
             success=sum(scored) / len(scored) if scored else None,
             interval=wilson(sum(scored), len(scored)) if scored else (0.0, 1.0),
             successes=sum(scored),
             n=len(scored),
             tasks=len(self.task_set),
-            solved=len({one.task for one in attempts if one.outcome}),
+            solved=len({attempt.task for attempt in attempts if attempt.outcome}),
             failed=failures.total(),
             failures=dict(failures.most_common(5)),
             missing=None if wanted is None else wanted - len(attempts),
-            tokens=sum(one.tokens for one in attempts),
-            turns=sum(one.turns for one in attempts),
+            tokens=sum(attempt.tokens for attempt in attempts),
+            turns=sum(attempt.turns for attempt in attempts),
             workers_lost=self.workers_lost,
             seconds=0.0,
             spent=None,

@@ -80,8 +80,8 @@ def log_ratios(
     every, out = list(nodes.values()), {}
     for row in with_reference(agent, kept, max_tokens):
         ratio, number = row.token_values["reference"] - row.token_values["start"], row.token_values["node"] * row.mask
-        for one in np.unique(number[number > 0]).astype(np.int64):
-            node = every[one - 1]
+        for which in np.unique(number[number > 0]).astype(np.int64):
+            node = every[which - 1]
             out[node.id] = np.zeros(len(node), np.float32)
-            out[node.id][node.sampled_mask] = ratio[number == one]
+            out[node.id][node.sampled_mask] = ratio[number == which]
     return out

@@ -88,7 +88,7 @@ class SharedCritic:
 
         Returns how well it told them apart before it saw them (area under the ROC curve of those above and below one half), None
         where it did not speak or all ended alike. Nothing is learned before there was a win."""
-        found = auroc(self.value(features), targets > 0.5) if self.speaks and len(targets) else None
+        quality = auroc(self.value(features), targets > 0.5) if self.speaks and len(targets) else None
         if len(features):
             if self._x.shape[1:] != features.shape[1:]:
                 self._x, self._y = features[:0].astype(np.float32), np.zeros(0, np.float32)
@@ -96,7 +96,7 @@ class SharedCritic:
             self._y = np.concatenate([self._y, targets.astype(np.float32)])[-self.config.recent :]
         if self.won and len(self._y):
             self._fit()
-        return found
+        return quality
 
     def _inputs(self, features: np.ndarray) -> np.ndarray:
         """Features on the scale of those it was trained on."""
@@ -151,9 +151,9 @@ class SharedCritic:
 
     def restore(self, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """Inverse of :meth:`state`."""
-        found = {name.removeprefix("critic."): np.asarray(value) for name, value in arrays.items() if name.startswith("critic.")}
-        self._x, self._y = found.pop("states"), found.pop("targets")
-        self._weights = found
+        stored = {name.removeprefix("critic."): np.asarray(value) for name, value in arrays.items() if name.startswith("critic.")}
+        self._x, self._y = stored.pop("states"), stored.pop("targets")
+        self._weights = stored
         self.won, self.fits, self.flat = int(record["won"]), int(record["fits"]), np.array(record["flat"], dtype=np.float64)
 
 
@@ -186,8 +186,8 @@ async def states_of(
         marks = {node.id: np.full(len(node), fresh[node.id] + 1, np.float32) for node in steps if node.id in fresh}
         for row in rows_from_path(path, tree.node, episodes.run.context, {"step": marks}, model.context) if fresh else ():
             number = np.where(row.mask, row.token_values["step"], 0).astype(np.int64)
-            found, first = np.unique(number, return_index=True)
-            chosen = [(int(n) - 1, int(where) - 1) for n, where in zip(found, first, strict=True) if n]
+            codes, first = np.unique(number, return_index=True)
+            chosen = [(int(n) - 1, int(where) - 1) for n, where in zip(codes, first, strict=True) if n]
             if chosen:
                 rows.append(row.tokens)
                 positions.append([where for _, where in chosen])
@@ -229,8 +229,8 @@ async def states_at(model: LocalModel, episodes: Episodes, nodes: Sequence[Node]
     tools = tools_of(episodes.environment)
     prefixes = [episodes.prompts.prompt(position, tools).prefix.tokens for position in positions]
     rows = [prefix for prefix in prefixes if prefix is not None]
-    found = await model.hidden(rows, [[len(row) - 1] for row in rows])
-    return _features(found, [position.turns / max_turns for position in positions])
+    hidden = await model.hidden(rows, [[len(row) - 1] for row in rows])
+    return _features(hidden, [position.turns / max_turns for position in positions])
 
 
 def _features(states: Sequence[np.ndarray], used: Sequence[float]) -> np.ndarray:

@@ -16,20 +16,20 @@ def curves(run: Run) -> dict[str, list[CurvePoint]]:
 
     Between them are the attempts that were played from start to end at tasks where nothing was split, in :data:`STRETCHES`
     stretches; where an arm has none in a stretch, it has no point."""
-    own = str(run.config.get("arm", ""))
-    updates: dict[str, list[UpdateReport]] = {own: []}
+    main = str(run.config.get("arm", ""))
+    updates: dict[str, list[UpdateReport]] = {main: []}
     for update in run.memo("update", UpdateReport).values():
         updates.setdefault(update.arm, []).append(update)
     evals = run.memo("eval", Evaluation)
-    found = {}
+    by_arm = {}
     for arm, rows in updates.items():
         points = [_held_out(evals["before"], 0.0)] if "before" in evals else []
         points += _sampled(rows)
-        after = evals.get("after" if arm == own else f"after-{arm}")
+        after = evals.get("after" if arm == main else f"after-{arm}")
         if after is not None and rows:
             points.append(_held_out(after, float(rows[-1].tokens)))
-        found[arm] = points
-    return found
+        by_arm[arm] = points
+    return by_arm
 
 
 def _held_out(evaluation: Evaluation, tokens: float) -> CurvePoint:
@@ -38,11 +38,11 @@ def _held_out(evaluation: Evaluation, tokens: float) -> CurvePoint:
 
 def _sampled(updates: Sequence[UpdateReport]) -> list[CurvePoint]:
     points = []
-    ends = [0.0, *(float(one.tokens) for one in updates)]
+    ends = [0.0, *(float(update.tokens) for update in updates)]
     for stretch in range(STRETCHES):
         first, last = (number * len(updates) // STRETCHES for number in (stretch, stretch + 1))
         rows = updates[first:last]
-        if n := sum(one.independent[1] for one in rows):
+        if n := sum(update.independent[1] for update in rows):
             tokens = (ends[first] + ends[last]) / 2
-            points.append(CurvePoint(tokens, sum(one.independent[0] for one in rows), n))
+            points.append(CurvePoint(tokens, sum(update.independent[0] for update in rows), n))
     return points

@@ -71,30 +71,30 @@ class Decline:
     def looks(self, positions: Sequence[int]) -> Generator[Mapping[int, int], dict[int, Counts], tuple[int, ...]]:
         """See :class:`ramify.rollout.potential.ForkRule`; finds the steps that stand out, the largest fall first."""
         z, first = self.z(positions[-1] - positions[0]), min(self.first, self.n)
-        own: dict[int, Counts] = {}
+        measured: dict[int, Counts] = {}
         size = {positions[0]: first, positions[-1]: first, positions[len(positions) // 2]: first}
         stood: dict[int, float] = {}
-        while wanted := self._wanted(own, size):
-            own = dict((yield wanted))
+        while wanted := self._wanted(measured, size):
+            measured = dict((yield wanted))
             while True:
-                counts = self.merged(own)
+                counts = self.merged(measured)
                 for t in [t for t in size if t - 1 in size and self._counted(counts, t - 1, t)]:
                     fall = fall_between(counts[t - 1], counts[t], z, self._exact(t - 1), self._exact(t))
                     if fall[1][0] > self.least + _EDGE:
                         stood[t] = fall[0]
                     else:
                         stood.pop(t, None)
-                if not self._next(counts, size, stood, z) or self._left(own) <= 0:
+                if not self._next(counts, size, stood, z) or self._left(measured) <= 0:
                     return tuple(sorted(stood, key=lambda t: -stood[t]))
-                if self._wanted(own, size):
+                if self._wanted(measured, size):
                     break  # what passed through was not enough
         return tuple(sorted(stood, key=lambda t: -stood[t]))
 
-    def merged(self, own: Mapping[int, Counts]) -> dict[int, Counts]:
+    def merged(self, measured: Mapping[int, Counts]) -> dict[int, Counts]:
         """The counts of each position with what passed through it; turned round for a ``gain``."""
-        passing = self.passing(own)
+        passing = self.passing(measured)
         none = Counts(0, 0)
-        both = {t: own.get(t, none) + passing.get(t, none) for t in {*own, *passing}}
+        both = {t: measured.get(t, none) + passing.get(t, none) for t in {*measured, *passing}}
         return {t: Counts(c.n - c.k, c.n, c.missing, c.truncated) for t, c in both.items()} if self.gain else both
 
     def _exact(self, t: int) -> bool:
@@ -103,16 +103,16 @@ class Decline:
     def _counted(self, counts: Mapping[int, Counts], *positions: int) -> bool:
         return all(t in counts and counts[t].n for t in positions)
 
-    def _left(self, own: Mapping[int, Counts]) -> float:
-        return self.samples - sum(c.forks for t, c in own.items() if t not in self.known)
+    def _left(self, measured: Mapping[int, Counts]) -> float:
+        return self.samples - sum(c.forks for t, c in measured.items() if t not in self.known)
 
-    def _wanted(self, own: Mapping[int, Counts], size: Mapping[int, int]) -> dict[int, int]:
+    def _wanted(self, measured: Mapping[int, Counts], size: Mapping[int, int]) -> dict[int, int]:
         """Forks to have of each position, as far as the budget goes. A failed fork is one of them."""
-        counts = self.merged(own)
-        left = self._left(own)
+        counts = self.merged(measured)
+        left = self._left(measured)
         wanted: dict[int, int] = {}
         for t, many in size.items():
-            mine = own.get(t, Counts(0, 0)).forks
+            mine = measured.get(t, Counts(0, 0)).forks
             if t in self.known:
                 if not mine:
                     wanted[t] = 1
@@ -150,19 +150,19 @@ class Decline:
         """Whether the fall between two positions may yet stand out."""
         ends = [1 if self._exact(t) else max(self.n, c.n) for t, c in ((a, before), (b, after))]
         table = _table(z, self.least, ends[0], ends[1], self._exact(a), self._exact(b))
-        one, two = (_as_known(c) if self._exact(t) else c for t, c in ((a, before), (b, after)))
-        return chance_of(table, one.k, one.n, two.k, two.n) >= MISS
+        first, second = (_as_known(c) if self._exact(t) else c for t, c in ((a, before), (b, after)))
+        return chance_of(table, first.k, first.n, second.k, second.n) >= MISS
 
 
-def falls(rule: Decline, own: Mapping[int, Counts], steps: int) -> list[StepFall]:
+def falls(rule: Decline, measured: Mapping[int, Counts], steps: int) -> list[StepFall]:
     """The fall at every step of which both sides were counted; of a ``gain`` the rise."""
-    counts, z = rule.merged(own), rule.z(steps)
-    found = []
+    counts, z = rule.merged(measured), rule.z(steps)
+    rows = []
     for t in range(1, steps + 1):
         if rule._counted(counts, t - 1, t):
             value, interval = fall_between(counts[t - 1], counts[t], z, t - 1 in rule.known, t in rule.known)
-            found.append(StepFall(t, value, interval, interval[0] > rule.least + _EDGE))
-    return found
+            rows.append(StepFall(t, value, interval, interval[0] > rule.least + _EDGE))
+    return rows
 
 
 def fall_between(

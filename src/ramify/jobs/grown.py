@@ -46,31 +46,33 @@ class Grown:
     def ends(self) -> list[Attempt]:
         """The attempts with which a path ends: those that paused and continued left out."""
         starts = {attempt.start for attempt in self.every}
-        return [one for one in self.every if one.turns and not (one.paused and one.leaf in starts)]
+        return [each for each in self.every if each.turns and not (each.paused and each.leaf in starts)]
 
     @property
     def forks(self) -> int:
         """How often a state other than a task's start was continued once more than it would have been."""
         paused = {attempt.leaf for attempt in self.every if attempt.paused}
-        times = Counter(one.start for one in self.every if one.turns and one.start != self._first[one.tree])
+        times = Counter(each.start for each in self.every if each.turns and each.start != self._first[each.tree])
         return sum(times.values()) - sum(start in paused for start in times)
 
     @property
     def outcomes(self) -> list[bool]:
         """How attempts ended that were played from start to end at tasks that were not split: a sample of the agent's success."""
-        own = (one for one in self.ends if one.tree not in self.split and one.start == self._first[one.tree])
-        return [one.outcome for one in own if one.outcome is not None]
+        flat = (attempt for attempt in self.ends if attempt.tree not in self.split and attempt.start == self._first[attempt.tree])
+        return [attempt.outcome for attempt in flat if attempt.outcome is not None]
 
     @property
     def cost(self) -> float:
         """Mean tokens of an attempt from the start to its end, those that paused left out; 0 where none ended."""
-        paths = [self.trees[one.tree].path(one.leaf) for one in self.ends if one.outcome is not None]
+        paths = [self.trees[attempt.tree].path(attempt.leaf) for attempt in self.ends if attempt.outcome is not None]
         return float(np.mean([sum(node.sampled_tokens for node, _ in path.segments) for path in paths])) if paths else 0.0
 
     @cached_property
     def _first(self) -> dict[str, str]:
         """The observation with which each tree's task starts."""
-        return {name: next((one.start for one in group if one.index == 0), "") for name, group in self.attempts.items()}
+        return {
+            name: next((attempt.start for attempt in group if attempt.index == 0), "") for name, group in self.attempts.items()
+        }
 
     def report(self) -> GrownReport:
         """Shares over groups and attempts."""
@@ -128,7 +130,7 @@ class EpisodeRecorder:
 
 async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
     """Await all; when one fails the others are cancelled and waited for before it is raised."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in work]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

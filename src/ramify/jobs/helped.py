@@ -82,21 +82,23 @@ def helped_in(
     if why.node is None or not why.counterfactual:
         raise UserError("--do changes the step that lost the attempt, and none stands out by forks")
     step = run.node(why.node)
-    made: list[_Made] = []
+    trials: list[_Made] = []
     control = Counts(0, 0)
     place = _Place(*episodes_in(run, step, who), why, n)
     with place.played(on_attempt):
-        made += [place.make(kind, value) for kind, value in wanted if kind != "policy"]
+        trials += [place.make(kind, value) for kind, value in wanted if kind != "policy"]
         if any(kind == "policy" for kind, _ in wanted):
             control = place.unchanged(place.step)
     for value in [value for kind, value in wanted if kind == "policy"]:
         other = _Place(*episodes_in(run, step, replace(who, model=value)), why, n)
         with other.played(on_attempt):
-            made.append(_Made("policy", value, other.step.id, other.unchanged(other.step), control))
-    rows = each_against({str(i): ((one.control.k, one.control.n), (one.changed.k, one.changed.n)) for i, one in enumerate(made)})
-    found = tuple(one.against(why.attempt, row) for one, row in zip(made, rows, strict=True))
-    _keep(run, found, {"n": n})
-    return found
+            trials.append(_Made("policy", value, other.step.id, other.unchanged(other.step), control))
+    rows = each_against(
+        {str(i): ((trial.control.k, trial.control.n), (trial.changed.k, trial.changed.n)) for i, trial in enumerate(trials)}
+    )
+    results = tuple(trial.against(why.attempt, row) for trial, row in zip(trials, rows, strict=True))
+    _keep(run, results, {"n": n})
+    return results
 
 
 class _Made(NamedTuple):
@@ -163,7 +165,7 @@ class _Place:
         return done.arm.counts
 
     def _seen(self) -> Node:
-        node = next((one for one in self.rest if one.role != "assistant"), None)
+        node = next((below for below in self.rest if below.role != "assistant"), None)
         if node is None:
             raise UserError(f"node {self.step.id[:12]} was never answered, so there is no observation to change")
         return node
@@ -173,7 +175,7 @@ class _Place:
         return Counts(self.n * self.why.success, self.n) if seen.stop else None
 
     def _best(self) -> str:
-        alternatives = [one.action for one in self.why.alternatives if one.repeatable]
+        alternatives = [alternative.action for alternative in self.why.alternatives if alternative.repeatable]
         if not alternatives:
             raise UserError("--do action: no other attempt did anything that can be repeated, so say what: --do action=TEXT")
         return alternatives[0]
@@ -189,24 +191,33 @@ def _read(file: str) -> Any:
 def _about(finding: Finding) -> tuple[str, str, str] | None:
     """The attempt and the change that a finding is about; None where it is none of ours."""
     try:
-        one = codec.from_json(Helped, finding.evidence)
+        helped = codec.from_json(Helped, finding.evidence)
     except UserError:
         return None
-    return one.attempt, one.do, one.value
+    return helped.attempt, helped.do, helped.value
 
 
-def _keep(run: Run, found: Sequence[Helped], settings: Mapping[str, Any]) -> None:
-    new = {(one.attempt, one.do, one.value) for one in found}
-    old = [one for one in run.findings(maker=MAKER) if _about(one) not in new]
-    run.conclude(MAKER, [*old, *(_finding(one, settings) for one in found)])
+def _keep(run: Run, results: Sequence[Helped], settings: Mapping[str, Any]) -> None:
+    new = {(result.attempt, result.do, result.value) for result in results}
+    old = [result for result in run.findings(maker=MAKER) if _about(result) not in new]
+    run.conclude(MAKER, [*old, *(_finding(result, settings) for result in results)])
     run.commit()
 
 
-def _finding(one: Helped, settings: Mapping[str, Any]) -> Finding:
-    name = "would have helped" if one.p_corrected <= 0.05 and one.difference > 0 else "was tried instead"
-    tried = f"{one.do}{f' `{one.value}`' if one.value else ''} instead: {one.changed.k} of {one.changed.n} succeeded"
-    without = f"{one.control.k} of {one.control.n} without it"
-    evidence = codec.to_json(one)
+def _finding(result: Helped, settings: Mapping[str, Any]) -> Finding:
+    name = "would have helped" if result.p_corrected <= 0.05 and result.difference > 0 else "was tried instead"
+    tried = (
+        f"{result.do}{f' `{result.value}`' if result.value else ''} instead: {result.changed.k} of {result.changed.n} succeeded"
+    )
+    without = f"{result.control.k} of {result.control.n} without it"
+    evidence = codec.to_json(result)
     return Finding(
-        name, MAKER, f"{tried}, {without}", one.node, value=one.difference, unit="success", evidence=evidence, identity=settings
+        name,
+        MAKER,
+        f"{tried}, {without}",
+        result.node,
+        value=result.difference,
+        unit="success",
+        evidence=evidence,
+        identity=settings,
     )

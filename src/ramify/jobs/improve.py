@@ -126,26 +126,26 @@ def _trial_folder(folder: Path | None) -> Iterator[Path]:
         if not parent.is_dir():
             raise UserError(f"cannot make a run in {folder}: {parent} is a file")
     try:
-        made = tempfile.TemporaryDirectory(dir=parent, prefix=".trial-")
+        scratch = tempfile.TemporaryDirectory(dir=parent, prefix=".trial-")
     except OSError as error:
         raise refusal(f"cannot make a run in {folder}", error) from error
-    with made as path:
+    with scratch as path:
         yield Path(path)
 
 
 def _caveats(trial: TrialEpisodes) -> tuple[str, ...]:
     """Reasons not to start, from the trial's episodes."""
-    found = []
+    caveats = []
     if trial.success in (0, 1):
         which = "every one" if trial.success else "none"
         why = "there is nothing left to learn" if trial.success else "good and bad steps cannot be distinguished"
-        found.append(
+        caveats.append(
             f"{which} of {trial.n} trial episodes succeeded: where all attempts at a task end alike {why}; choose "
             f"{'harder' if trial.success else 'easier'} tasks"
         )
     if trial.failed:
-        found.append(f"{plural(trial.failed, 'trial episode')} ended in an infrastructure failure, not counted")
-    return tuple(found)
+        caveats.append(f"{plural(trial.failed, 'trial episode')} ended in an infrastructure failure, not counted")
+    return tuple(caveats)
 
 
 def improve(
@@ -166,10 +166,13 @@ def improve(
     if not isinstance(config, ImproveConfig):
         config = load(ImproveConfig, given=config or {})
     folder = Path(out) if out else Path("runs") / f"improve-{int(time.time())}"
-    own = Own(model, env, tasks)
-    config = own.named(config, folder)
+    replaced = Own(model, env, tasks)
+    config = replaced.named(config, folder)
     # bad components are refused before a run exists
-    with Job(config, folder, own) as job, Run.create(folder, own.stored(config), kind="improve", parts=job.parts()) as run:
+    with (
+        Job(config, folder, replaced) as job,
+        Run.create(folder, replaced.stored(config), kind="improve", parts=job.parts()) as run,
+    ):
         job.own.keep(folder, job.model, job.task_set)
         return job.drive(run, progress)
 
@@ -200,10 +203,10 @@ class Job:
     A context manager: it closes the back end."""
 
     def __init__(
-        self, config: ImproveConfig, folder: Path, own: Own | None = None, template: Mapping[str, Any] | None = None
+        self, config: ImproveConfig, folder: Path, replaced: Own | None = None, template: Mapping[str, Any] | None = None
     ) -> None:
         """``template``: the chat template that the run in ``folder`` began with, where it has begun."""
-        self.config, self.folder, self.own = config, folder, own or Own()
+        self.config, self.folder, self.own = config, folder, replaced or Own()
         self.given = template or components.wanted_template(config.chat_template, folder)
         self.environment: Environment = any_environment(self.own.env or config.env)
         model = self.own.agent(config.concurrency)
@@ -254,7 +257,7 @@ class Job:
                 self.learn(run, name, progress, 1 + len(others))
                 run.log("compare", name, EvaluatedArm(before, self.evaluate(run, f"after-{name}", progress)))
             changed = self._changes(run, progress)
-            earlier = sum(one.seconds for one in run.memo("stretch", Stretch).values())
+            earlier = sum(stretch.seconds for stretch in run.memo("stretch", Stretch).values())
             seconds = time.monotonic() - begun + earlier
             result = Improved(
                 before=before.told,
@@ -263,7 +266,7 @@ class Job:
                 tokens=spent,
                 **self._counts(run),
                 seconds=round(seconds, 1),
-                changes=Changes(changes.sentence(changed, self.config.changes), tuple(one.told for one in changed)),
+                changes=Changes(changes.sentence(changed, self.config.changes), tuple(change.told for change in changed)),
                 compare=self._compared(run, others) if others else None,
                 run=str(self.folder),
                 caveats=components.cautions(self.model),
@@ -279,8 +282,8 @@ class Job:
         """What must be unchanged for a run to continue: code, weights, tasks and chat template."""
         tasks = {"train": self.train_task_set.hash, "eval": self.eval_task_set.hash}
         rule = self.rules[self.config.arm]
-        own = {} if type(rule).__module__.startswith("ramify.") else {"credit rule": stable_hash(source_of(type(rule)))}
-        return {"version": VERSION, "weights": self.weights, **tasks, **own} | components.template_entry(self.template)
+        users_rule = {} if type(rule).__module__.startswith("ramify.") else {"credit rule": stable_hash(source_of(type(rule)))}
+        return {"version": VERSION, "weights": self.weights, **tasks, **users_rule} | components.template_entry(self.template)
 
     def trainer(self, config: TrainConfig) -> Trainer:
         """A trainer of the current agent, which is the starting one: of its adapter alone where it has one or is to get one."""
@@ -393,17 +396,21 @@ class Job:
 
     def _counts(self, run: Run) -> dict[str, int]:
         """Attempts and forks of the updates of the run's arm, and their number."""
-        own = _updates(run, self.config.arm)
-        return {"attempts": sum(one.attempts for one in own), "forks": sum(one.forks for one in own), "updates": len(own)}
+        updates = _updates(run, self.config.arm)
+        return {
+            "attempts": sum(update.attempts for update in updates),
+            "forks": sum(update.forks for update in updates),
+            "updates": len(updates),
+        }
 
     def _compared(self, run: Run, others: Sequence[str]) -> dict[str, ComparedArm]:
         """Of every arm: success after, the gain, and the curve of success over tokens."""
-        known, found = curves(run), {}
+        known, compared = curves(run), {}
         before = self.evaluate(run, "before")
         for name in (self.config.arm, *others):
             after = self.evaluate(run, "after" if name == self.config.arm else f"after-{name}")
-            found[name] = ComparedArm(after.success, after.interval, _gain(before, after), tuple(known[name]))
-        return found
+            compared[name] = ComparedArm(after.success, after.interval, _gain(before, after), tuple(known[name]))
+        return compared
 
     def _changes(self, run: Run, progress: Progress) -> list[changes.BehaviourChange]:
         """What the agent now does otherwise on the held-out tasks, and what comes of it; kept as findings."""
@@ -412,22 +419,22 @@ class Job:
             return []
 
         def named() -> tuple[tuple[changes.BehaviourChange, ...], tuple[()]]:
-            attempts = [one for when in ("before", "after") for one in changes.replies(run, f"eval-{when}")]
+            attempts = [view for when in ("before", "after") for view in changes.replies(run, f"eval-{when}")]
             scores = []
             for folder in (self.start, self.folder / AGENT):
                 self.reset(folder)
                 scores.append(self.players.run(changes.probabilities(self.model, run, attempts, c.temperature)))
             return tuple(changes.named(attempts, scores[0], scores[1], changes.POOL * c.changes)), ()
 
-        found = list(run.once("changes", "named", tuple[changes.BehaviourChange, ...], named))
+        behaviour = list(run.once("changes", "named", tuple[changes.BehaviourChange, ...], named))
         count = changes.states_for(c.changes, c.eval_episodes)
-        if count and found:
-            pool = found[: changes.POOL * count]
+        if count and behaviour:
+            pool = behaviour[: changes.POOL * count]
             few = changes.screened(pool, *self._continued(run, pool, 0, changes.SCREEN, progress), count)
-            found = changes.judged(few, *self._continued(run, few, changes.SCREEN, changes.FORKS, progress))
-        found = found[: c.changes]
-        run.conclude(changes.MAKER, [one.finding() for one in found])
-        return found
+            behaviour = changes.judged(few, *self._continued(run, few, changes.SCREEN, changes.FORKS, progress))
+        behaviour = behaviour[: c.changes]
+        run.conclude(changes.MAKER, [change.finding() for change in behaviour])
+        return behaviour
 
     def _continued(
         self, run: Run, states: Sequence[changes.BehaviourChange], first: int, n: int, progress: Progress
@@ -557,7 +564,7 @@ class Job:
 
     def _taught(self, critic: SharedCritic, grown: Grown, states: StepStates | None) -> CriticReport | None:
         """Train the critic on an update; what to report of it: how well it ranked these states before, and what it has seen."""
-        critic.note(sum(any(one.outcome for one in group) for group in grown.attempts.values()), grown.outcomes)
+        critic.note(sum(any(attempt.outcome for attempt in group) for group in grown.attempts.values()), grown.outcomes)
         if states is None:
             return None
         spoke = critic.speaks
@@ -592,7 +599,7 @@ class Job:
 
 def _updates(run: Run, arm: str) -> list[UpdateReport]:
     """The updates of an arm, in order."""
-    return [one for one in run.memo("update", UpdateReport).values() if one.arm == arm]
+    return [update for update in run.memo("update", UpdateReport).values() if update.arm == arm]
 
 
 def _gain(first: EvaluationEntry, second: EvaluationEntry) -> SuccessGain:
@@ -612,17 +619,17 @@ def sampling_rule(config: ImproveConfig, arm: str) -> SamplingRule:
     """The sampling of an arm: the one that was named, for the arm of the settings; else its own.
     Raises UserError where there is none."""
     name = config.sampling if config.sampling and arm == config.arm else ARMS[arm].sampling
-    made = registry.get("sampling", name)()
-    if not isinstance(made, SamplingRule):
+    rule = registry.get("sampling", name)()
+    if not isinstance(rule, SamplingRule):
         raise UserError(f"sampling '{name}' is not a sampling: derive its class from ramify.jobs.sampling.SamplingRule")
-    return made
+    return rule
 
 
 def _entropy(attempts: Sequence[Attempt]) -> float | None:
     """Mean entropy of the replies' next-token distributions, nats a token, each reply counted once;
     None where the model gives none."""
-    found = [turn.node.data["entropy"] for one in attempts for turn in one.turns if "entropy" in turn.node.data]
-    return float(np.mean(found)) if found else None
+    entropies = [turn.node.data["entropy"] for attempt in attempts for turn in attempt.turns if "entropy" in turn.node.data]
+    return float(np.mean(entropies)) if entropies else None
 
 
 def _max_turns(environment: Environment) -> int:
@@ -639,8 +646,8 @@ def credit_rule(config: ImproveConfig, arm: str) -> CreditRule:
 
     Raises UserError where there is no such rule, no loss that trains on it, or it cannot be made with these settings.
     """
-    own, c = ARMS[arm].credit, config.credit
-    name = c.name if c.name and (own == "g2po" or arm == config.arm) else own
+    arms_rule, c = ARMS[arm].credit, config.credit
+    name = c.name if c.name and (arms_rule == "g2po" or arm == config.arm) else arms_rule
     rule = find_rule(name, {key: getattr(c, key) for key in type(c).model_fields if key != "name"})
     registry.get("loss", rule.loss)
     return rule

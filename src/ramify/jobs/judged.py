@@ -36,6 +36,6 @@ def judge(run: Run, who: WhoPlays) -> list[Attempt]:
     episodes, _ = episodes_in(run, ends[0], who)
     with episodes.committing():
         done = [wait_for(episodes.judged(end.tree, task_of(run, end.tree)[0], end.id)) for end in ends]
-    if all(one.outcome is None for one in done):
+    if all(attempt.outcome is None for attempt in done):
         raise RamifyError(f"no recorded attempt could be played again to judge it, the first because of {done[0].failure}")
     return done

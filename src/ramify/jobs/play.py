@@ -120,9 +120,9 @@ def fork_run(
     world, by name (:data:`ramify.env.tools.EFFECTS`). The same call again continues a fork that was interrupted;
     after a finished one it takes new samples. Raises UserError."""
     with Run.open(path) as reading:
-        found = reading.node(node)
+        start = reading.node(node)
     with (
-        open_episodes(path, found, model, env, compactor, trust, effects) as (episodes, task),
-        interruptible(episodes, found.id, offset, [edit], n, after) as key,
+        open_episodes(path, start, model, env, compactor, trust, effects) as (episodes, task),
+        interruptible(episodes, start.id, offset, [edit], n, after) as key,
     ):
-        return wait_for(fork(episodes, found.tree, task, found.id, offset, n, edit, after, key=key))
+        return wait_for(fork(episodes, start.tree, task, start.id, offset, n, edit, after, key=key))

@@ -154,11 +154,11 @@ class UpdatePlan:
             return values
         nodes = [self._node(attempt) for attempt in known]
         if self.critic.speaks:
-            found = self.critic.value(await states_at(self._model, self.player.episodes, nodes, self._max_turns))
+            values_seen = self.critic.value(await states_at(self._model, self.player.episodes, nodes, self._max_turns))
         else:
             seen = (self._visits[node.tree][node.state_key] if node.state_key else 1 for node in nodes)
-            found = np.array([1 / max(1, times) for times in seen])
-        values[[attempt is not None for attempt in paused]] = found
+            values_seen = np.array([1 / max(1, times) for times in seen])
+        values[[attempt is not None for attempt in paused]] = values_seen
         return values
 
     def _node(self, attempt: Attempt) -> Node:

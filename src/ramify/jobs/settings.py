@@ -63,8 +63,12 @@ class TrainingConfig(TrainConfig):
 
     def of(self, arm: str, updates: int) -> TrainingConfig:
         """These settings with the arm's own where they are 0, for so many ``updates``."""
-        own = ARMS[arm]
-        defaults = {"lr": own.lr, "minibatches": own.minibatches, "epochs": min(MOST_PASSES, max(1, round(own.passes / updates)))}
+        arms = ARMS[arm]
+        defaults = {
+            "lr": arms.lr,
+            "minibatches": arms.minibatches,
+            "epochs": min(MOST_PASSES, max(1, round(arms.passes / updates))),
+        }
         return self.model_copy(update={name: getattr(self, name) or value for name, value in defaults.items()})
 
 

@@ -123,7 +123,7 @@ class Looks:
 
     def share(self, taken: Sequence[ShareWalk], step: int) -> tuple[float, Interval]:
         """The share of ``step`` by the walks, with its corrected interval."""
-        before, after = zip(*(one.around(step) for one in taken), strict=True)
+        before, after = zip(*(walk.around(step) for walk in taken), strict=True)
         return self.interval(before, after, len(taken[0].order))
 
     def credited(self, interval: Interval) -> bool:
@@ -156,8 +156,8 @@ async def walks(
         while begun < size and left >= steps:
             many = int(min(size - begun, left // steps))
             numbers = range(begun, begun + many)
-            found = await asyncio.gather(*(take(game, order_of(steps, number, name), number) for number in numbers))
-            taken += [one for one in found if one is not None]
+            walked = await asyncio.gather(*(take(game, order_of(steps, number, name), number) for number in numbers))
+            taken += [walk for walk in walked if walk is not None]
             begun, left = begun + many, budget - game.played
         if begun < size:
             return taken, True
@@ -167,5 +167,5 @@ async def walks(
 
 
 def _undecided(taken: Sequence[ShareWalk], step: int, looks: Looks, steps: int) -> bool:
-    before, after = zip(*(one.around(step) for one in taken), strict=True)
+    before, after = zip(*(walk.around(step) for walk in taken), strict=True)
     return not looks.credited(looks.interval(before, after, steps)[1]) and looks.open(before, after, steps)

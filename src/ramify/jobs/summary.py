@@ -66,8 +66,8 @@ class CreditedSteps:
         """The strongest steps with the first of their numbers."""
         known = [name for name in self.numbers if _is_number(self.strongest[0].get(name))][:COLUMNS]
         rows = [
-            (str(one["node"])[:12], *(number(one[name]) if _is_number(one.get(name)) else None for name in known))
-            for one in self.strongest
+            (str(row["node"])[:12], *(number(row[name]) if _is_number(row.get(name)) else None for name in known))
+            for row in self.strongest
         ]
         return table(("step", *known), rows, f"credit by {self.maker}: {self.credited} of {self.steps} steps, the strongest")
 
@@ -121,8 +121,8 @@ class RunSummary(Result):
         """What a reader wants to know first."""
         size = f"{plural(len(self.trees), 'tree')}, {plural(self.nodes, 'node')}"
         yield Section.of("", f"{self.run}: {size}, made by ramify {self.ramify}", *self._attempts(), *self._found())
-        for own in self.results.values():
-            yield from shortened(own, MOST, WIDEST)
+        for sections in self.results.values():
+            yield from shortened(sections, MOST, WIDEST)
         yield Section.of("", *self._trained())
         for one in self.credit:
             yield Section.of("", one.grid, one.explained)
@@ -154,12 +154,14 @@ class RunSummary(Result):
     def _found(self) -> Iterable[Part]:
         """Findings of methods: maker, finding, node, reason, and what to do about it."""
         rows: list[tuple[Cell, ...]] = []
-        for one in self.findings[:MOST]:
-            value = None if one.value is None else f"{number(one.value)} {one.unit}"
-            rows.append((one.maker, one.name, (one.node or "the run")[:12], value, one.why))
+        for finding in self.findings[:MOST]:
+            value = None if finding.value is None else f"{number(finding.value)} {finding.unit}"
+            rows.append((finding.maker, finding.name, (finding.node or "the run")[:12], value, finding.why))
         left = f" (the first {MOST}; --json has all {len(self.findings)})" if len(self.findings) > MOST else ""
         yield table(("found by", "what", "where", "value", "why"), rows, f"findings{left}")
-        yield "\n".join(f"  {action}" for action in dict.fromkeys(one.action for one in self.findings[:MOST] if one.action))
+        yield "\n".join(
+            f"  {action}" for action in dict.fromkeys(finding.action for finding in self.findings[:MOST] if finding.action)
+        )
 
     def _trained(self) -> Iterable[Part]:
         if self.gain is not None:
@@ -179,10 +181,10 @@ def summarise(run: Run, scorer: str | None = None) -> RunSummary:
     """The summary of a run. Raises UserError where there is no ``scorer`` of that name."""
     evals = run.memo("eval", Evaluation)
     arm = run.config.get("arm")
-    updates = () if arm is None else tuple(one for one in run.memo("update", UpdateReport).values() if one.arm == arm)
+    updates = () if arm is None else tuple(update for update in run.memo("update", UpdateReport).values() if update.arm == arm)
     result = run.memo("result", Improved).get("improve")
     deciding = settled(run, scorer)
-    outcomes = [one.outcome for one in run.memo("attempt", AttemptEntry).values()] if scorer is None else []
+    outcomes = [entry.outcome for entry in run.memo("attempt", AttemptEntry).values()] if scorer is None else []
     scored = [outcome for outcome in outcomes if outcome is not None]
     known = [(fork, success) for fork, success in successes(run, deciding) if success is not None]
     if not outcomes and not evals and not updates:
@@ -215,23 +217,23 @@ def summarise(run: Run, scorer: str | None = None) -> RunSummary:
 
 
 def _credited(run: Run) -> Iterable[CreditedSteps]:
-    found: dict[str, list[Annotation]] = {}
+    by_maker: dict[str, list[Annotation]] = {}
     for annotation in run.annotations(name="why"):
         if isinstance(annotation.value, Mapping) and isinstance(annotation.value.get("A"), int | float):
-            found.setdefault(annotation.maker, []).append(annotation)
-    meaning = meanings(run) if found else {}
-    for maker, own in found.items():
-        strongest = heapq.nlargest(LAST, own, lambda annotation: abs(annotation.value["A"]))
+            by_maker.setdefault(annotation.maker, []).append(annotation)
+    meaning = meanings(run) if by_maker else {}
+    for maker, notes in by_maker.items():
+        strongest = heapq.nlargest(LAST, notes, lambda annotation: abs(annotation.value["A"]))
         told = tuple({"node": annotation.node} | dict(annotation.value) for annotation in strongest)
-        credited = sum(annotation.value["A"] != 0 for annotation in own)
-        yield CreditedSteps(maker, len(own), credited, told, meaning.get(maker, {}))
+        credited = sum(annotation.value["A"] != 0 for annotation in notes)
+        yield CreditedSteps(maker, len(notes), credited, told, meaning.get(maker, {}))
 
 
 def _spent(updates: Sequence[UpdateReport], evals: Mapping[str, Evaluation]) -> dict[str, SpentOn]:
     """Tokens and seconds by purpose. An update's tokens are the total so far; its seconds are its own, by phase."""
     seconds: dict[str, float] = {}
     for update in updates:
-        for part, own in update.seconds.items():
-            seconds[part] = seconds.get(part, 0.0) + own
-    spent = {part: SpentOn(updates[-1].tokens if part == "sample" else 0, own) for part, own in seconds.items()}
-    return spent | {f"evaluation {key}": SpentOn(one.tokens, one.seconds) for key, one in evals.items()}
+        for part, seconds_of in update.seconds.items():
+            seconds[part] = seconds.get(part, 0.0) + seconds_of
+    spent = {part: SpentOn(updates[-1].tokens if part == "sample" else 0, seconds_of) for part, seconds_of in seconds.items()}
+    return spent | {f"evaluation {key}": SpentOn(evaluation.tokens, evaluation.seconds) for key, evaluation in evals.items()}

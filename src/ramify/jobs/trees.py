@@ -50,11 +50,11 @@ class TreeRolloutConfig(RolloutConfig):
 
 def flat(config: TreeRolloutConfig) -> RolloutConfig:
     """The settings of a rollout without trees. Raises UserError where a setting of trees is given."""
-    own = {name: getattr(config, name) for name in RolloutConfig.model_fields}
-    for name in TreeRolloutConfig.model_fields.keys() - own.keys():
+    values = {name: getattr(config, name) for name in RolloutConfig.model_fields}
+    for name in TreeRolloutConfig.model_fields.keys() - values.keys():
         if getattr(config, name) != TreeRolloutConfig.model_fields[name].get_default():
             raise UserError(f"--{name.replace('_', '-')} is a setting of trees: give --tree, too")
-    return check(RolloutConfig, {name: value for name, value in own.items() if name in config.model_fields_set})
+    return check(RolloutConfig, {name: value for name, value in values.items() if name in config.model_fields_set})
 
 
 class TreeCollection(Collection):
@@ -135,8 +135,8 @@ class TreeCollection(Collection):
 
     def _report(self, done: Mapping[str, AttemptEntry]) -> Collected:
         """As for a flat rollout, without the interval: attempts that a selector chose are not independent samples."""
-        found = self._counted(list(done.values()), None)
-        return replace(found, interval=None, trees=report(self.grown) if self.grown else None)
+        counted = self._counted(list(done.values()), None)
+        return replace(counted, interval=None, trees=report(self.grown) if self.grown else None)
 
 
 class _Kept:

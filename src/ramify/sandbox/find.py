@@ -19,8 +19,8 @@ def find_sandbox(name: str | None = None, allow_unsandboxed: bool = False, **opt
     Raises NeedsError (exit 4) where none does, unless ``allow_unsandboxed``: then processes with limits only.
     """
     if name is not None and name != "process":
-        made: Sandbox = get("sandbox", name)(**options)
-        return made
+        sandbox: Sandbox = get("sandbox", name)(**options)
+        return sandbox
     process = ProcessSandbox(allow_unsandboxed=allow_unsandboxed, **options)
     if name == "process":
         process.server()

@@ -43,9 +43,9 @@ def home() -> Home | None:
 
 def make(limits: Limits) -> ControlGroup | None:
     """A group for one command with ``limits``; None where none can be made."""
-    found = home()
+    place = home()
     try:
-        return None if found is None else ControlGroup(found, limits)
+        return None if place is None else ControlGroup(place, limits)
     except OSError:
         return None
 
@@ -81,11 +81,11 @@ def _home(pid: int) -> Home | None:
 
 
 def _candidates() -> Iterator[Home]:
-    own: dict[str, str] = {}
+    paths: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             number, names, path = line.split(":", 2)
-            own |= {"2": path} if number == "0" else dict.fromkeys(names.split(","), path)
+            paths |= {"2": path} if number == "0" else dict.fromkeys(names.split(","), path)
     mounts: dict[str, Path] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -95,8 +95,8 @@ def _candidates() -> Iterator[Home]:
                 mounts["2"] = Path(mount.split()[4])
             elif kind == "cgroup":
                 mounts |= dict.fromkeys(set(options.split(",")) & {"memory", "cpuacct"}, Path(mount.split()[4]))
-    if "2" in mounts and "2" in own:
-        here = mounts["2"] / own["2"].lstrip("/")
+    if "2" in mounts and "2" in paths:
+        here = mounts["2"] / paths["2"].lstrip("/")
         for folder in (here, *here.parents):
             with contextlib.suppress(OSError):
                 if "memory" in (folder / "cgroup.subtree_control").read_text().split() and os.access(folder, os.W_OK):
@@ -104,13 +104,13 @@ def _candidates() -> Iterator[Home]:
             if folder == mounts["2"]:
                 break
     if "memory" in mounts:
-        found = {
-            name: next((p for p in (mounts[name] / own.get(name, "/").lstrip("/"), mounts[name]) if p.is_dir()), None)
+        folders = {
+            name: next((p for p in (mounts[name] / paths.get(name, "/").lstrip("/"), mounts[name]) if p.is_dir()), None)
             for name in mounts
             if name != "2"
         }
-        if found["memory"] is not None:
-            yield Home(1, found["memory"], found.get("cpuacct"))
+        if folders["memory"] is not None:
+            yield Home(1, folders["memory"], folders.get("cpuacct"))
 
 
 def _sweep(folder: Path) -> None:

@@ -250,8 +250,8 @@ def strength(allow_unsandboxed: bool = False) -> dict[str, Layer]:
         seen = wait_for(_probe(sandbox))
     except Exception as error:  # whatever fails is the answer
         return {"isolation": Layer(False, f"{error}"), "docker": _docker()}
-    own = {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
-    apart = {name for name, namespace in seen["namespaces"].items() if namespace != own.get(name)}
+    host = {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
+    apart = {name for name, namespace in seen["namespaces"].items() if namespace != host.get(name)}
     whole = {"user", "mnt", "pid", "net", "ipc", "uts"} <= apart
     table = {
         "isolation": (
@@ -273,7 +273,7 @@ def strength(allow_unsandboxed: bool = False) -> dict[str, Layer]:
         "users": ("user" in apart and seen["capabilities"], "user nobody without capabilities", "runs as this user"),
         "ipc": ("ipc" in apart, "no shared memory or queues with others", "shared memory is shared"),
         "clocks": (
-            "time_for_children" in own,
+            "time_for_children" in host,
             "monotonic clocks can be restarted for all programs",
             "a pinned clock covers Python only",
         ),

@@ -138,8 +138,8 @@ def paired_proportions(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.
     scale = math.sqrt(k1 * (n - k1) * k2 * (n - k2))
     phi = 0.0 if scale == 0 else (max(product - n / 2, 0) if product > 0 else product) / scale
 
-    def reach(one: float, other: float) -> float:
-        return math.sqrt(max(0.0, one * one - 2 * phi * one * other + other * other))
+    def reach(a_side: float, other: float) -> float:
+        return math.sqrt(max(0.0, a_side * a_side - 2 * phi * a_side * other + other * other))
 
     return p1 - p2 - reach(p1 - low1, high2 - p2), p1 - p2 + reach(high1 - p1, p2 - low2)
 

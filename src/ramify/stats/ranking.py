@@ -26,8 +26,8 @@ def auroc(scores: Sequence[float] | np.ndarray, labels: Sequence[bool] | np.ndar
     x, y = _checked(scores, labels)
     if y.all() or not y.any():
         return None
-    found = _weighted(x, y, np.ones((1, len(x))))
-    return float(found[0])
+    areas = _weighted(x, y, np.ones((1, len(x))))
+    return float(areas[0])
 
 
 def within_auroc(scores: Sequence[float] | np.ndarray, labels: Sequence[bool] | np.ndarray, tasks: Sequence[Any]) -> float | None:
@@ -66,15 +66,15 @@ def auroc_interval(
     if y.all() or not y.any() or count < 2:
         return None
     rng = generator(seed, "auroc-interval")
-    found: list[np.ndarray] = []
+    batches: list[np.ndarray] = []
     for start in range(0, samples, step := max(1, _CHUNK // len(x))):
         picks = rng.multinomial(count, np.full(count, 1 / count), size=min(step, samples - start))
         weights = picks[:, codes].astype(np.float64)
         values = _weighted(x, y, weights)
         if minus is not None:
             values = values - _weighted(np.asarray(minus, np.float64), y, weights)
-        found.append(values)
-    every = np.concatenate(found)
+        batches.append(values)
+    every = np.concatenate(batches)
     from scipy.special import ndtr, stdtrit
 
     tail = float(ndtr(stdtrit(count - 1, (1 - level) / 2) * math.sqrt(count / (count - 1))))
@@ -160,8 +160,8 @@ def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     below = np.cumsum(negative, axis=1) - negative / 2
     won = (positive * below).sum(axis=1)
     total = positive.sum(axis=1) * negative.sum(axis=1)
-    found: np.ndarray = np.where(total > 0, won / np.where(total > 0, total, 1.0), np.nan)
-    return found
+    areas: np.ndarray = np.where(total > 0, won / np.where(total > 0, total, 1.0), np.nan)
+    return areas
 
 
 def _placements(x: np.ndarray, others: np.ndarray) -> np.ndarray:

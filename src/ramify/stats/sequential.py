@@ -50,8 +50,8 @@ _RATES = (np.arange(50) + 0.5) / 50
 
 def _log_likelihood(k: int, m: int) -> np.ndarray:
     """Of every rate, (50,), the likeliest at 0."""
-    found = k * np.log(_RATES) + (m - k) * np.log(1 - _RATES)
-    return np.asarray(found - found.max())
+    likelihood = k * np.log(_RATES) + (m - k) * np.log(1 - _RATES)
+    return np.asarray(likelihood - likelihood.max())
 
 
 @lru_cache(maxsize=4096)

@@ -75,12 +75,14 @@ def _entries(pairs: Iterable[tuple[str, str]]) -> list[Entry]:
 
 def _calls(turns: int) -> list[Entry]:
     """One task, then nothing but calls and their results, two to a call now and then."""
-    made = _entries([("system", "Never open the red door. "), ("user", "look at all rooms")])
+    entries = _entries([("system", "Never open the red door. "), ("user", "look at all rooms")])
     for i in range(turns):
         ids = tuple(f"c{i}.{k}" for k in range(1 + (i % 3 == 0)))
-        made.append(Entry("assistant", f"look {i}", 6 + i // 10, len(made), ids))
-        made += [Entry("tool", "word " * (3 + i % 5), 5 * (3 + i % 5), len(made) + k, (), name) for k, name in enumerate(ids)]
-    return made
+        entries.append(Entry("assistant", f"look {i}", 6 + i // 10, len(entries), ids))
+        entries += [
+            Entry("tool", "word " * (3 + i % 5), 5 * (3 + i % 5), len(entries) + k, (), name) for k, name in enumerate(ids)
+        ]
+    return entries
 
 
 def _size(messages: Sequence[Entry]) -> int:

@@ -40,8 +40,8 @@ def known_kind(kind: str) -> str:
 
 def checks(kind: str) -> list[str]:
     """Names of the checks of one kind, in the order in which they run. Raises NeedsError where its battery is not installed."""
-    found = getattr(_battery(kind)[0], "CHECKS", ())
-    return [check.__name__.removeprefix("_") for check in found]
+    battery = getattr(_battery(kind)[0], "CHECKS", ())
+    return [check.__name__.removeprefix("_") for check in battery]
 
 
 def check(kind: str, part: Any, **options: Any) -> list[Problem]:

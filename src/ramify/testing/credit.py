@@ -42,8 +42,8 @@ def example_group(tasks: Sequence[str] = tuple(ENDS), tokens: bool = True) -> Cr
             rewards.append(reward)
             length, parent = 1 + index % 3 if task != "shared" else 2, ""
             for step in range(length):
-                own = index if task != "shared" or step else 0
-                node = _step(task, parent, f"go {step % 2}", own, tokens)
+                sample = index if task != "shared" or step else 0
+                node = _step(task, parent, f"go {step % 2}", sample, tokens)
                 nodes[node.id], parent, ends = node, node.id, step == length - 1
                 row = {"task_id": task, "attempt_id": f"{task}/{index}", "step": step, "reward": reward if ends else 0.0}
                 row |= {"anchor": {"key": f"{task} {step}"}, "action": node.text, "done": ends, "node": node.id, "valid": True}

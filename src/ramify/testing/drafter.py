@@ -46,11 +46,13 @@ class _Probe:
 
     def __post_init__(self) -> None:
         c = self.drafter.config
-        made = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
         T = max(LENGTHS) + c.block + 1
-        self.tokens = torch.randint(c.vocab, (len(LENGTHS), T), generator=made)
-        self.features = torch.randn((len(LENGTHS), T, len(c.target_layers) * c.width), generator=made)
-        self.drafter.attach(torch.randn((c.vocab, c.width), generator=made), torch.randn((c.vocab, c.width), generator=made))
+        self.tokens = torch.randint(c.vocab, (len(LENGTHS), T), generator=generator)
+        self.features = torch.randn((len(LENGTHS), T, len(c.target_layers) * c.width), generator=generator)
+        self.drafter.attach(
+            torch.randn((c.vocab, c.width), generator=generator), torch.randn((c.vocab, c.width), generator=generator)
+        )
 
     def cache(self, portions: int = 1, rows: range = range(len(LENGTHS))) -> KVCache:
         """A KV cache whose slots hold the context, taken in as so many portions."""
@@ -101,8 +103,8 @@ def _tokens(probe: _Probe) -> Iterator[str]:
 
 
 def _confidence(probe: _Probe) -> Iterator[str]:
-    found = probe.draft(probe.cache()).drafts.confidence
-    if not (found.isnan().all() or ((found >= 0) & (found <= 1)).all()):
+    confidence = probe.draft(probe.cache()).drafts.confidence
+    if not (confidence.isnan().all() or ((confidence >= 0) & (confidence <= 1)).all()):
         yield "its confidences are neither probabilities nor all nan"
 
 

@@ -111,8 +111,8 @@ class _Probe:
         return places
 
     def options(self, task: Task, place: _Place) -> list[str]:
-        found = list(self.suggest(task, place.snapshot)) if self.suggest else place.seen.text.split()
-        return found or ["wait"]
+        actions = list(self.suggest(task, place.snapshot)) if self.suggest else place.seen.text.split()
+        return actions or ["wait"]
 
     def replay(self, task: Task, actions: Sequence[str]) -> Env:
         env, _ = self.start(task)

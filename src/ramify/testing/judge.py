@@ -37,8 +37,10 @@ def check_judge(
     ``answer`` are used, one with tokens and one without. ``deterministic=False`` for a judge that samples: what it says again may
     differ. A judgement that takes longer than ``timeout`` seconds is a problem. Runs its own event loop.
     """
-    own = getattr(judge, "examples", None)
-    return run_checks(CHECKS, _Probe(judge, cases if cases is not None else own() if own else examples(), deterministic, timeout))
+    provided = getattr(judge, "examples", None)
+    return run_checks(
+        CHECKS, _Probe(judge, cases if cases is not None else provided() if provided else examples(), deterministic, timeout)
+    )
 
 
 def examples() -> list[Item]:
@@ -101,8 +103,8 @@ def _judges(probe: _Probe) -> Iterator[str]:
 
 
 def _judgements(probe: _Probe) -> Iterator[str]:
-    for item, found in probe.judged():
-        yield from faults(probe.judge, [item], found)
+    for item, judgements in probe.judged():
+        yield from faults(probe.judge, [item], judgements)
 
 
 def _leaves_the_item(probe: _Probe) -> Iterator[str]:
@@ -124,8 +126,8 @@ def _leaves_the_item(probe: _Probe) -> Iterator[str]:
 def _repeats(probe: _Probe) -> Iterator[str]:
     if not probe.deterministic:
         return
-    for item, found in probe.judged():
-        if _values(probe.ask(item)) != _values(found):
+    for item, judgements in probe.judged():
+        if _values(probe.ask(item)) != _values(judgements):
             yield "two looks at one item give different values"
 
 
@@ -142,7 +144,7 @@ def _hostile(probe: _Probe) -> Iterator[str]:
             tokens = item.path is not None and item.path.segments[-1][0].tokens is not None and "\ud800" not in text
             attempt = Item.of(path_of(text, tokens=tokens), Task(item.id, item.data))
             try:
-                found = probe.ask(attempt)
+                judgements = probe.ask(attempt)
             except RamifyError as error:
                 if "\n" in str(error):
                     yield f"its error on {text[:20]!r} is more than one sentence"
@@ -150,7 +152,7 @@ def _hostile(probe: _Probe) -> Iterator[str]:
             except Exception as error:  # whichever it is, it is not one a run can store
                 yield f"it raises {type(error).__name__} on {text[:20]!r} instead of a ramify error"
                 continue
-            yield from faults(probe.judge, [attempt], found)
+            yield from faults(probe.judge, [attempt], judgements)
 
 
 def _failure(probe: _Probe) -> Iterator[str]:
@@ -173,26 +175,26 @@ def _bare_task(probe: _Probe) -> Iterator[str]:
             yield f"an item without data raises {type(error).__name__} instead of a UserError that says what is missing"
 
 
-def faults(judge: Judge, items: Sequence[Item], found: Sequence[Judgement]) -> list[str]:
+def faults(judge: Judge, items: Sequence[Item], judgements: Sequence[Judgement]) -> list[str]:
     """What is wrong with the judgements of ``items``."""
-    if not isinstance(found, Sequence):
-        return [f"it returned {type(found).__name__}, not a list of judgements"]
-    if len(found) != len(items):
-        return [f"it returned {len(found)} judgements of {len(items)} items"]
+    if not isinstance(judgements, Sequence):
+        return [f"it returned {type(judgements).__name__}, not a list of judgements"]
+    if len(judgements) != len(items):
+        return [f"it returned {len(judgements)} judgements of {len(items)} items"]
     wrong = []
-    for item, one in zip(items, found, strict=True):
-        if not isinstance(one, Judgement):
-            wrong.append(f"it returned a {type(one).__name__}, which is not a Judgement")
+    for item, judgement in zip(items, judgements, strict=True):
+        if not isinstance(judgement, Judgement):
+            wrong.append(f"it returned a {type(judgement).__name__}, which is not a Judgement")
             continue
         try:
-            checked(judge.name, one.value)
+            checked(judge.name, judgement.value)
         except UserError as error:
             wrong.append(str(error))
-        if one.failure and one.value is not None:
-            wrong.append(f"a judgement that failed ({one.failure}) has the value {one.value}")
-        if one.confidence is not None and not (math.isfinite(one.confidence) and 0 <= one.confidence <= 1):
-            wrong.append(f"a judgement has the confidence {one.confidence}")
-        wrong += _token_values_faults(item, one.token_values)
+        if judgement.failure and judgement.value is not None:
+            wrong.append(f"a judgement that failed ({judgement.failure}) has the value {judgement.value}")
+        if judgement.confidence is not None and not (math.isfinite(judgement.confidence) and 0 <= judgement.confidence <= 1):
+            wrong.append(f"a judgement has the confidence {judgement.confidence}")
+        wrong += _token_values_faults(item, judgement.token_values)
     return wrong
 
 
@@ -208,8 +210,10 @@ def _token_values_faults(item: Item, token_values: Sequence[TokenValues]) -> Ite
             )
 
 
-def _values(found: Sequence[Judgement]) -> list[object]:
-    return [(one.value, [token_values.values.tolist() for token_values in one.token_values]) for one in found]
+def _values(judgements: Sequence[Judgement]) -> list[object]:
+    return [
+        (judgement.value, [token_values.values.tolist() for token_values in judgement.token_values]) for judgement in judgements
+    ]
 
 
 class _Broken:

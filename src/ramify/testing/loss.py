@@ -78,13 +78,13 @@ class _Probe:
 
 def _shape(probe: _Probe) -> Iterator[str]:
     batch, logprobs = probe.batch()
-    found = probe.value(batch, logprobs)
-    if not isinstance(found, Tensor):
-        yield f"it returns {type(found).__name__}, not a tensor"
-    elif found.shape != batch.mask.shape:
-        yield f"it returns shape {tuple(found.shape)} for a batch of {tuple(batch.mask.shape)}: one value a token is needed"
-    elif not found.is_floating_point():
-        yield f"it returns {found.dtype}, not floating point numbers"
+    values = probe.value(batch, logprobs)
+    if not isinstance(values, Tensor):
+        yield f"it returns {type(values).__name__}, not a tensor"
+    elif values.shape != batch.mask.shape:
+        yield f"it returns shape {tuple(values.shape)} for a batch of {tuple(batch.mask.shape)}: one value a token is needed"
+    elif not values.is_floating_point():
+        yield f"it returns {values.dtype}, not floating point numbers"
 
 
 def _finite(probe: _Probe) -> Iterator[str]:
@@ -114,8 +114,8 @@ def _rows(probe: _Probe) -> Iterator[str]:
     batch, logprobs = probe.batch()
     together = probe.value(batch, logprobs)
     for row in range(len(LENGTHS)):
-        alone, own = probe.batch([row])
-        if not _same(probe.value(alone, own)[0], together[row], alone.mask[0]):
+        alone, alone_logprobs = probe.batch([row])
+        if not _same(probe.value(alone, alone_logprobs)[0], together[row], alone.mask[0]):
             yield "a row's loss changes with the rows alongside it in the batch"
 
 

@@ -48,8 +48,8 @@ class _Probe:
         return wait_for(bounded())
 
     def sample(self, model: Model, prefix: Prefix, keys: Sequence[int]) -> list[Completion]:
-        found: list[Completion] = self.run(model.sample(prefix, len(keys), _SETTINGS, keys))
-        return found
+        completions: list[Completion] = self.run(model.sample(prefix, len(keys), _SETTINGS, keys))
+        return completions
 
 
 def _chat(*texts: str) -> Prefix:
@@ -112,14 +112,14 @@ class _Inside:
 def _claims(probe: _Probe) -> Iterator[str]:
     """Its identity differs from the inner model's, and it claims no capability that the inner model lacks."""
     for inside in (_Inside(), ScriptedModel()):
-        made, own = probe.make(inside), inside.identity
-        if made.identity.weights == own.weights:
+        wrapped, inner = probe.make(inside), inside.identity
+        if wrapped.identity.weights == inner.weights:
             yield "its identity is that of the inner model"
-        if made.identity.tokenizer != own.tokenizer:
+        if wrapped.identity.tokenizer != inner.tokenizer:
             yield "its identity does not name the tokenizer of the inner model"
-        if made.identity != probe.make(inside).identity:
+        if wrapped.identity != probe.make(inside).identity:
             yield "made twice around one model it has two identities"
-        if more := sorted(made.capabilities - inside.capabilities):
+        if more := sorted(wrapped.capabilities - inside.capabilities):
             yield f"it claims what the inner model lacks: {', '.join(more)}"
     if probe.make(_Inside(identity=Identity("inside", "w1"))).identity.weights == probe.make(_Inside()).identity.weights:
         yield "its identity does not change with the weights of the inner model"
@@ -139,41 +139,41 @@ def _transparent(probe: _Probe) -> Iterator[str]:
     """With nothing to do it changes no sample, and never what it was given."""
     for index, chat in enumerate(CHATS):
         before, inside = copy.deepcopy(chat.messages), _Inside()
-        made = probe.make(inside)
-        found = probe.sample(made, chat, _keys(2, index))
+        wrapped = probe.make(inside)
+        completions = probe.sample(wrapped, chat, _keys(2, index))
         if chat.messages != before:
             yield "it changes the messages that it was given"
         plain = probe.sample(_Inside(), chat, _keys(2, index))
-        same = [(d.text, d.stop) for d in found] == [(d.text, d.stop) for d in plain]
-        if not same and not getattr(made, "rewrites", False):
+        same = [(d.text, d.stop) for d in completions] == [(d.text, d.stop) for d in plain]
+        if not same and not getattr(wrapped, "rewrites", False):
             yield "with nothing to do it changes a sample"
-        if any((completion.data or {}).get("usage") is None for completion in found):
+        if any((completion.data or {}).get("usage") is None for completion in completions):
             yield "it drops the data of a sample"
     script = ScriptedModel(["drawn"])
-    made = probe.make(script)
-    sampled, alone = (probe.sample(model, _TOKENS, _keys(1))[0].tokens for model in (made, script))
+    wrapped = probe.make(script)
+    sampled, alone = (probe.sample(model, _TOKENS, _keys(1))[0].tokens for model in (wrapped, script))
     assert alone is not None
-    if (sampled is None or sampled.tolist() != alone.tolist()) and not getattr(made, "rewrites", False):
+    if (sampled is None or sampled.tolist() != alone.tolist()) and not getattr(wrapped, "rewrites", False):
         yield "with nothing to do it changes the tokens of a sample"
 
 
 def _samples(probe: _Probe) -> Iterator[str]:
     """As many samples as keys, and key i decides sample i."""
-    made = probe.make(_Inside())
+    wrapped = probe.make(_Inside())
     for n in (1, 3):
-        found = probe.sample(made, CHATS[0], _keys(n))
-        if len(found) != n:
-            yield f"for {n} keys it returns {len(found)} samples"
-        alone = [probe.sample(made, CHATS[0], [key])[0].text for key in _keys(n)]
-        if [completion.text for completion in found] != alone:
+        completions = probe.sample(wrapped, CHATS[0], _keys(n))
+        if len(completions) != n:
+            yield f"for {n} keys it returns {len(completions)} samples"
+        alone = [probe.sample(wrapped, CHATS[0], [key])[0].text for key in _keys(n)]
+        if [completion.text for completion in completions] != alone:
             yield "a sample in a batch differs from the same key's sample alone"
 
 
 def _failures(probe: _Probe) -> Iterator[str]:
     """A failure of the inner model is passed on unchanged."""
     for error in (InfrastructureError("provider", "down"), UserError("no such thing")):
-        made = probe.make(_Inside(fails=error))
-        for how, work in (("sample", made.sample(CHATS[0], 1, _SETTINGS, [1])), ("stream", _read(made, CHATS[0], 1))):
+        wrapped = probe.make(_Inside(fails=error))
+        for how, work in (("sample", wrapped.sample(CHATS[0], 1, _SETTINGS, [1])), ("stream", _read(wrapped, CHATS[0], 1))):
             try:
                 probe.run(work)
                 yield f"{how} hides a {type(error).__name__} of the inner model"
@@ -185,7 +185,7 @@ def _failures(probe: _Probe) -> Iterator[str]:
 def _cancelled(probe: _Probe) -> Iterator[str]:
     """Cancelling a sample, or closing a stream, reaches the inner model."""
     waiting, streaming = _Inside(waits=True), _Inside()
-    made = probe.make(streaming)
+    wrapped = probe.make(streaming)
 
     async def cancel() -> bool:
         task = asyncio.ensure_future(probe.make(waiting).sample(CHATS[0], 1, _SETTINGS, [1]))
@@ -196,22 +196,22 @@ def _cancelled(probe: _Probe) -> Iterator[str]:
         return "CancelledError" in waiting.ended  # checked here: the end of the loop cancels whatever is left
 
     async def close() -> bool:
-        async with aclosing(stream(made, CHATS[0], _SETTINGS, 1)) as pieces:
+        async with aclosing(stream(wrapped, CHATS[0], _SETTINGS, 1)) as pieces:
             await anext(pieces)
         return bool(streaming.ended)
 
     if not probe.run(cancel()):
         yield "cancelling a sample does not cancel it inside"
-    if not probe.run(close()) and not getattr(made, "rewrites", False):
+    if not probe.run(close()) and not getattr(wrapped, "rewrites", False):
         yield "closing a stream does not close it inside"
 
 
 def _streams(probe: _Probe) -> Iterator[str]:
     """The pieces of a stream, put together, are the sample that ``sample`` makes; the last, and no other, carries it."""
     for chat in CHATS:
-        made = probe.make(_Inside())
-        pieces: list[Piece] = probe.run(_read(made, chat, 7))
-        (completion,) = probe.sample(made, chat, [7])
+        wrapped = probe.make(_Inside())
+        pieces: list[Piece] = probe.run(_read(wrapped, chat, 7))
+        (completion,) = probe.sample(wrapped, chat, [7])
         if not pieces or pieces[-1].completion is None or any(piece.completion is not None for piece in pieces[:-1]):
             yield "a stream does not end with its sample, or carries it earlier"
             continue
@@ -221,7 +221,7 @@ def _streams(probe: _Probe) -> Iterator[str]:
             yield "a stream ends with another sample than sample makes"
         if pieces[-1].completion.data != completion.data:
             yield "a stream ends with other data than those of sample"
-        if len(pieces) < 3 and not getattr(made, "rewrites", False):
+        if len(pieces) < 3 and not getattr(wrapped, "rewrites", False):
             yield "it holds a stream back until its end, and does not say that it rewrites"
 
 
@@ -233,14 +233,14 @@ async def _read(model: Model, prefix: Prefix, key: int) -> list[Piece]:
 def _mixing(probe: _Probe) -> Iterator[str]:
     """Conversations at the same time stay apart."""
     inside = _Inside()
-    made, marks = probe.make(inside), [f"mark-{i:02d}-" for i in range(16)]
+    wrapped, marks = probe.make(inside), [f"mark-{i:02d}-" for i in range(16)]
 
     async def all_at_once() -> list[list[Completion]]:
-        work = (made.sample(_chat(mark, f"heard {mark}", mark), 1, _SETTINGS, [i]) for i, mark in enumerate(marks))
+        work = (wrapped.sample(_chat(mark, f"heard {mark}", mark), 1, _SETTINGS, [i]) for i, mark in enumerate(marks))
         return await asyncio.gather(*work)
 
-    for own, (completion,) in zip(marks, probe.run(all_at_once()), strict=True):
-        if own not in completion.text or any(mark in completion.text for mark in marks if mark != own):
+    for marked, (completion,) in zip(marks, probe.run(all_at_once()), strict=True):
+        if marked not in completion.text or any(mark in completion.text for mark in marks if mark != marked):
             yield "the reply to one conversation went to another"
     for request in inside.requests:
         text = " ".join(message.text for message in request.messages)

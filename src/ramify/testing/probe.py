@@ -56,8 +56,8 @@ async def await_checks(checks: Sequence[Callable[[P], AsyncIterator[str]]], prob
             messages[_raised(error)] = None
         return [Problem(name_of(check), message) for message in messages]
 
-    found = await asyncio.gather(*map(run, checks)) if together else [await run(check) for check in checks]
-    return [problem for problems in found for problem in problems]
+    every = await asyncio.gather(*map(run, checks)) if together else [await run(check) for check in checks]
+    return [problem for problems in every for problem in problems]
 
 
 def _raised(error: Exception) -> str:

@@ -93,11 +93,11 @@ def _refuses_what_is_none(probe: _Probe) -> Iterator[str]:
         "an object": b"{}\n",
     }
     for name, content in broken.items():
-        found = probe.refusal(name, content)
-        if found is None and (probe.folder / f"{name}-run").exists():
-            found = f"it reads {name} as if it were a trace"
-        if found:
-            yield found
+        fault = probe.refusal(name, content)
+        if fault is None and (probe.folder / f"{name}-run").exists():
+            fault = f"it reads {name} as if it were a trace"
+        if fault:
+            yield fault
 
 
 def _reads_its_example(probe: _Probe) -> Iterator[str]:
@@ -125,14 +125,14 @@ def _breaks_in_one_sentence(probe: _Probe) -> Iterator[str]:
         for name in record:
             for number, value in enumerate(_ODD):
                 changed = json.dumps(record | {name: value}).encode() + b"\n"
-                found = probe.refusal(f"'{name}' of record {at} as odd value {number}".replace("/", "-"), changed)
-                if found:
-                    yield found
+                fault = probe.refusal(f"'{name}' of record {at} as odd value {number}".replace("/", "-"), changed)
+                if fault:
+                    yield fault
     whole = probe.reader.example.encode()
     for share in (1, 2, 3):
-        found = probe.refusal(f"the first {share} quarters", whole[: len(whole) * share // 4])
-        if found:
-            yield found
+        fault = probe.refusal(f"the first {share} quarters", whole[: len(whole) * share // 4])
+        if fault:
+            yield fault
 
 
 CHECKS = [_says_what_it_reads, _matches_without_raising, _refuses_what_is_none, _reads_its_example, _breaks_in_one_sentence]

@@ -112,8 +112,8 @@ async def _host_files(probe: _Probe) -> AsyncIterator[str]:
 
 async def _host_processes(probe: _Probe) -> AsyncIterator[str]:
     done = await probe.python(f"import os; os.kill({os.getpid()}, 0); print('seen', open('/proc/{os.getpid()}/cmdline').read())")
-    own = Path("/proc/self/cmdline").read_text()
-    if "seen" in done.text and own in done.text:
+    command_line = Path("/proc/self/cmdline").read_text()
+    if "seen" in done.text and command_line in done.text:
         yield "processes of the host are visible"
 
 
@@ -166,13 +166,13 @@ async def _time_limit(probe: _Probe) -> AsyncIterator[str]:
 
 
 def _named(marker: str) -> list[int]:
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if marker.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 async def _output_limit(probe: _Probe) -> AsyncIterator[str]:

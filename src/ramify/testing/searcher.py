@@ -51,8 +51,8 @@ class _Probe:
     def expansion(self, pick: str, grows: bool, fails: bool) -> Expansion:
         if fails and self.number("fails", pick) < 0.3:
             raise InfrastructureError("env", "this one fails")
-        found = {f"{pick}.{i}": self.number("prior", f"{pick}.{i}") for i in range(2)} if grows and pick.count(".") < 3 else {}
-        return Expansion(self.number("value", pick), found)
+        children = {f"{pick}.{i}": self.number("prior", f"{pick}.{i}") for i in range(2)} if grows and pick.count(".") < 3 else {}
+        return Expansion(self.number("value", pick), children)
 
     def run(self, count: int = 6, width: int = 1, grows: bool = True, fails: bool = False) -> _Trace:
         """A search among ``count`` candidates, watched: what is picked must be known, and not be flying."""
@@ -108,12 +108,12 @@ def _pure(probe: _Probe) -> Iterator[str]:
         if searcher.select(state, ()) != pick:
             yield "select answers otherwise when it is asked again"
         result = probe.expansion(pick, True, False)
-        found = dict(result.found)
+        prior = dict(result.found)
         before = copy.deepcopy(state)
         after = searcher.absorb(state, pick, result)
         if searcher.select(state, ()) != searcher.select(before, ()) or searcher.best(state) != searcher.best(before):
             yield "absorb changes the state it is given"
-        if dict(result.found) != found or given != kept:
+        if dict(result.found) != prior or given != kept:
             yield "it changes the candidates it is given"
         state = after
         again = searcher.absorb(before, pick, result)

@@ -64,10 +64,10 @@ def _isolated(request: dict[str, Any], options: dict[str, Any], program: bytes) 
     socket.sethostname("sandbox")
     if request["network"] == "loopback":
         _loopback_up()
-    own = 4 + sum(
+    mounted = 4 + sum(
         path.removeprefix("/dev").count("/") - 1 for path in options["readable"] if path.startswith(("/tmp/", "/dev/shm/"))
     )
-    size = f"size={request['disk_bytes']},nr_inodes={request['files'] + own},mode=755"
+    size = f"size={request['disk_bytes']},nr_inodes={request['files'] + mounted},mode=755"
     kernel.mount("box", "/box", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
     for folder, target in (("work", None), ("tmp", "/tmp"), ("shm", "/dev/shm")):
         os.mkdir(f"/box/{folder}")
@@ -86,12 +86,12 @@ def _isolated(request: dict[str, Any], options: dict[str, Any], program: bytes) 
 
 def _shown_below(target: str, readable: list[str]) -> list[tuple[str, int]]:
     """(path, detached copy of what is mounted there) of each folder shown below ``target``, which is about to be covered."""
-    found: list[tuple[str, int]] = []
+    trees: list[tuple[str, int]] = []
     for path in sorted({name for shown in readable for name in (shown, os.path.realpath(shown))}):
-        inner = any(path.startswith(other + "/") for other, _ in found)
+        inner = any(path.startswith(other + "/") for other, _ in trees)
         if path.startswith(target + "/") and not inner and os.path.isdir(path):
-            found.append((path, kernel.open_tree(path)))
-    return found
+            trees.append((path, kernel.open_tree(path)))
+    return trees
 
 
 def _loopback_up() -> None:

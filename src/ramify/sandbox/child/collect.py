@@ -29,7 +29,7 @@ def collect(patterns: list[str], work: str, out: int, most_bytes: int) -> None:
 
 def _walk(work: str) -> list[str]:
     """Relative paths of all but folders, sorted."""
-    found: list[str] = []
+    files: list[str] = []
     todo = [""]
     while todo:
         folder = todo.pop()
@@ -42,10 +42,10 @@ def _walk(work: str) -> list[str]:
                 for entry in entries:
                     path = f"{folder}/{entry.name}" if folder else entry.name
                     if len(path) <= _LONGEST:
-                        (todo if entry.is_dir(follow_symlinks=False) else found).append(path)
+                        (todo if entry.is_dir(follow_symlinks=False) else files).append(path)
         finally:
             os.close(handle)
-    return sorted(found)
+    return sorted(files)
 
 
 def _open(work: str, path: str, flags: int) -> int:

@@ -36,8 +36,8 @@ class WatchedGroup:
 
     def counted(self) -> float:
         """Processor time of the group by the kernel's counter; 0 without one."""
-        own = time.process_time() - self.own_seconds + self.init_seconds
-        return 0.0 if self.clock is None else self.clock.seconds() - own
+        watching = time.process_time() - self.own_seconds + self.init_seconds
+        return 0.0 if self.clock is None else self.clock.seconds() - watching
 
     def exceeds(self, limits: dict[str, Any]) -> str | None:
         """Sample the group; the name of the limit it breaks, if any: memory (all processes together), cpu, processes."""
@@ -53,8 +53,8 @@ class WatchedGroup:
                 mapped += pages * _PAGE
                 memory += resident * _PAGE
         with contextlib.suppress(OSError, ValueError, IndexError):
-            own, waited = self._times(init)
-            self.init_seconds = own / _TICK
+            spent, waited = self._times(init)
+            self.init_seconds = spent / _TICK
             ticks += waited
         self.cpu_seconds = max(self.cpu_seconds, ticks / _TICK, self.counted())
         if mapped > limits["memory_bytes"]:  # else nothing hidden can be more than that, either
@@ -107,13 +107,13 @@ class WatchedGroup:
                 kib = dict(line.split(":", 1) for line in self._read(f"{folder}/smaps_rollup").splitlines()[1:])
                 total += 1024 * (int(kib["Pss"].split()[0]) - int(kib.get("Pss_Shmem", "0").split()[0]))
                 total += 1024 * int(self._read(f"{folder}/status").partition("VmPTE:")[2].split()[0])
-                own: dict[str, int] = {}
+                of_process: dict[str, int] = {}
                 for line in self._read(f"{folder}/maps").splitlines():
                     if line.endswith("/dev/zero (deleted)"):
                         span, _, _, _, inode = line.split()[:5]
                         start, end = (int(word, 16) for word in span.split("-"))
-                        own[inode] = own.get(inode, 0) + end - start
-                shared |= {inode: max(size, shared.get(inode, 0)) for inode, size in own.items()}
+                        of_process[inode] = of_process.get(inode, 0) + end - start
+                shared |= {inode: max(size, shared.get(inode, 0)) for inode, size in of_process.items()}
         return total + sum(shared.values())
 
     def _read(self, path: str) -> str:
@@ -129,7 +129,7 @@ class WatchedGroup:
 
 def descendants(pid: int) -> list[int]:
     """Processes below ``pid`` in this /proc, nearest first."""
-    found: list[int] = []
+    below: list[int] = []
     todo = [pid]
     while todo:
         parent = todo.pop()
@@ -137,9 +137,9 @@ def descendants(pid: int) -> list[int]:
             for thread in os.listdir(f"/proc/{parent}/task"):
                 with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{thread}/children") as file:
                     children = [int(word) for word in file.read().split()]
-                    found += children
+                    below += children
                     todo += children
-    return found
+    return below
 
 
 def end_all() -> None:
