@@ -139,17 +139,17 @@ def gain_of_rounds(rounds: Sequence[Gain], control: Sequence[Gain]) -> Gain:
     batches of one pair of processes do not show what the next pair would; and the place of the candidate, which starts last, is
     itself not neutral. Raises ValueError below two rounds, or where the two differ in length.
     """
-    logs = [math.log(one.speedup / same.speedup) for one, same in zip(rounds, control, strict=True)]
+    logs = [math.log(each.speedup / same.speedup) for each, same in zip(rounds, control, strict=True)]
     low, high = mean_t(logs)
     noise, reference, candidate = (
-        float(np.median([getattr(one, name) for one in rounds])) for name in ("noise", "reference", "candidate")
+        float(np.median([getattr(each, name) for each in rounds])) for name in ("noise", "reference", "candidate")
     )
     return Gain(
         math.exp(float(np.mean(logs))),
         math.exp(low),
         math.exp(high),
         noise,
-        sum(one.pairs for one in rounds),
+        sum(each.pairs for each in rounds),
         reference,
         candidate,
         len(rounds),

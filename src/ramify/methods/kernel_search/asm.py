@@ -34,8 +34,8 @@ class Instruction:
     @property
     def target(self) -> int | None:
         """Where a jump goes, if it says so."""
-        found = re.match(r"^([0-9a-f]+)\b", self.operands)
-        return int(found[1], 16) if found and (self.name.startswith("j") or self.name == "call") else None
+        match = re.match(r"^([0-9a-f]+)\b", self.operands)
+        return int(match[1], 16) if match and (self.name.startswith("j") or self.name == "call") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ class Loop:
 
 def functions(assembly: str) -> dict[str, list[Instruction]]:
     """Instructions of every function in the output of ``objdump -d -l``."""
-    found: dict[str, list[Instruction]] = {}
+    by_name: dict[str, list[Instruction]] = {}
     now: list[Instruction] | None = None
     line = 0
     for text in assembly.splitlines():
         if head := _HEAD.match(text):
-            now = found.setdefault(head[1], [])
+            now = by_name.setdefault(head[1], [])
             line = 0
         elif now is None or not text.strip():
             continue
@@ -101,7 +101,7 @@ def functions(assembly: str) -> dict[str, list[Instruction]]:
                 now.append(Instruction(int(code[1], 16), words[0], " ".join(words[1:]), line))
         elif place := _LINE.match(text):
             line = int(place[2]) if place[1].endswith((".c", ".py")) else line
-    return found
+    return by_name
 
 
 def reached(code: dict[str, list[Instruction]], symbol: str) -> list[list[Instruction]]:
@@ -112,8 +112,8 @@ def reached(code: dict[str, list[Instruction]], symbol: str) -> list[list[Instru
         if name in seen or name not in code:
             continue
         seen[name] = code[name]
-        for one in code[name]:
-            called = re.search(r"<([^>+@]+)>", one.operands) if one.name in ("call", "jmp") else None
+        for instruction in code[name]:
+            called = re.search(r"<([^>+@]+)>", instruction.operands) if instruction.name in ("call", "jmp") else None
             if called and (called[1] in code) and not called[1].startswith("_"):
                 todo.append(called[1])
     return list(seen.values())
@@ -121,52 +121,52 @@ def reached(code: dict[str, list[Instruction]], symbol: str) -> list[list[Instru
 
 def loops(assembly: str, symbol: str) -> list[Loop]:
     """The innermost loops of a function that compute or move data, one for each source loop, the one with most work first."""
-    found: list[Loop] = []
+    every: list[Loop] = []
     for code in reached(functions(assembly), symbol):
-        found += _innermost(code)
+        every += _innermost(code)
     groups: list[list[Loop]] = []
-    for loop in sorted(found, key=lambda one: (-one.width * bool(one.packed + one.integer), one.line)):
-        same = lambda one: loop.line in one.lines or one.line in loop.lines  # noqa: E731, B023 - used in this round only
+    for loop in sorted(every, key=lambda each: (-each.width * bool(each.packed + each.integer), each.line)):
+        same = lambda other: loop.line in other.lines or other.line in loop.lines  # noqa: E731, B023 - used in this round only
         home = next((group for group in groups if loop.line and any(map(same, group))), None)
         if home is None:
             groups.append([loop])
         else:
             home.append(loop)
     best = [
-        max(group, key=lambda one: (one.packed + one.integer > 0, one.width, one.depth, one.packed + one.scalar))
+        max(group, key=lambda each: (each.packed + each.integer > 0, each.width, each.depth, each.packed + each.scalar))
         for group in groups
     ]
-    return sorted(best, key=lambda one: (-one.depth, -(one.packed + one.scalar + 3 * len(one.calls)), one.line))
+    return sorted(best, key=lambda each: (-each.depth, -(each.packed + each.scalar + 3 * len(each.calls)), each.line))
 
 
 def _innermost(code: Sequence[Instruction]) -> list[Loop]:
     backward: dict[int, int] = {}
-    addresses = {one.address for one in code}
-    for one in code:
-        target = one.target if one.name.startswith("j") else None
-        if target is not None and target in addresses and target <= one.address:
-            backward[target] = max(backward.get(target, 0), one.address)
+    addresses = {instruction.address for instruction in code}
+    for instruction in code:
+        target = instruction.target if instruction.name.startswith("j") else None
+        if target is not None and target in addresses and target <= instruction.address:
+            backward[target] = max(backward.get(target, 0), instruction.address)
     spans = sorted(backward.items())
     inner = [(a, b) for a, b in spans if not any((c, d) != (a, b) and a <= c and d <= b for c, d in spans)]
-    made = []
+    inner_loops = []
     for a, b in inner:
-        body = [one for one in code if a <= one.address <= b]
+        body = [instruction for instruction in code if a <= instruction.address <= b]
         depth = sum(c <= a and b <= d for c, d in spans)
         loop = _counted(body, depth)
         if loop.packed + loop.scalar + loop.integer + loop.loads + loop.stores + len(loop.calls):
-            made.append(loop)
-    return made
+            inner_loops.append(loop)
+    return inner_loops
 
 
 def _counted(body: Sequence[Instruction], depth: int) -> Loop:
     counts: Counter[str] = Counter()
     width, calls, lines = 0, list[str](), Counter[int]()
     last = body[-1].address
-    for one in body:
-        name, operands = one.name, one.operands
+    for instruction in body:
+        name, operands = instruction.name, instruction.operands
         memory = "(" in operands
-        if found := _ARITHMETIC.match(name):
-            kind = "packed" if found[1] in ("ps", "pd") else "scalar"
+        if match := _ARITHMETIC.match(name):
+            kind = "packed" if match[1] in ("ps", "pd") else "scalar"
             counts[kind] += 1
             if kind == "packed":
                 width = max(width, _width(operands))
@@ -181,26 +181,26 @@ def _counted(body: Sequence[Instruction], depth: int) -> Loop:
             called = re.search(r"<([^>@+]+)", operands)
             calls.append(called[1] if called else operands)
         counts["selects"] += name.startswith("cmov")
-        if name.startswith("j") and name != "jmp" and one.address != last:
+        if name.startswith("j") and name != "jmp" and instruction.address != last:
             counts["jumps"] += 1
         if memory and not name.startswith(("lea", "nop", "j", "call", "prefetch")):
             stores = operands.rstrip().endswith(")")
             counts["stores" if stores else "loads"] += 1
             if re.search(r"\(%r[sb]p", operands) and re.match(r"^v?mov(?:aps|ups|ss|sd|apd|upd|dqa|dqu)", name):
                 counts["stack"] += 1
-        if one.line and (memory or _ARITHMETIC.match(name) or name == "call"):
-            lines[one.line] += 1
+        if instruction.line and (memory or _ARITHMETIC.match(name) or name == "call"):
+            lines[instruction.line] += 1
     if not lines:
-        lines.update(one.line for one in body if one.line)
+        lines.update(instruction.line for instruction in body if instruction.line)
     line = lines.most_common(1)[0][0] if lines else 0
     text = "\n".join(
-        f"{one.name} {re.sub(r' *<[^>]*>', '', one.operands)}"
-        for one in body
-        if not one.name.startswith(("j", "call", "nop", "ret"))
+        f"{instruction.name} {re.sub(r' *<[^>]*>', '', instruction.operands)}"
+        for instruction in body
+        if not instruction.name.startswith(("j", "call", "nop", "ret"))
     )
     return Loop(
         line,
-        tuple(sorted({one.line for one in body if one.line})),
+        tuple(sorted({instruction.line for instruction in body if instruction.line})),
         depth,
         len(body),
         counts["packed"],
@@ -237,17 +237,17 @@ def _chain(body: Sequence[Instruction]) -> bool:
     """Some number goes from one iteration to the next through scalar additions alone,
     whatever registers they write on the way."""
     steps: list[tuple[str, list[str], int]] = []
-    for one in body:
-        words = re.findall(r"[^,\s(]*\([^)]*\)|[^,\s]+", one.operands)
-        if not words or not words[-1].startswith(("%xmm", "%ymm", "%zmm")) or re.match(r"v?u?comis|v?ptest", one.name):
+    for instruction in body:
+        words = re.findall(r"[^,\s(]*\([^)]*\)|[^,\s]+", instruction.operands)
+        if not words or not words[-1].startswith(("%xmm", "%ymm", "%zmm")) or re.match(r"v?u?comis|v?ptest", instruction.name):
             continue
         names = [word[2:] if word.startswith(("%x", "%y", "%z")) else "" for word in words]
         through, adds = list[str](), 0
-        if _ADDS.match(one.name):
-            through, adds = names if not one.name.startswith("v") else names[:-1], 1
-        elif fused := _FUSED.match(one.name):
+        if _ADDS.match(instruction.name):
+            through, adds = names if not instruction.name.startswith("v") else names[:-1], 1
+        elif fused := _FUSED.match(instruction.name):
             through, adds = [names[_ADDEND[fused[1]]]], 1
-        elif re.match(r"v?mova?p[sd]$", one.name):
+        elif re.match(r"v?mova?p[sd]$", instruction.name):
             through = names[:-1]
         steps.append((names[-1], through, adds))
     return any(_carried(steps, start) for start in {written for written, _, _ in steps})
@@ -267,23 +267,23 @@ def _carried(steps: Sequence[tuple[str, Sequence[str], int]], start: str) -> boo
 
 def _strided(body: Sequence[Instruction]) -> bool:
     steps: dict[str, str] = {}
-    for one in body:
-        words = [word.strip() for word in one.operands.split(",")]
-        if one.name in ("add", "sub") and len(words) == 2 and words[1].startswith("%r"):
+    for instruction in body:
+        words = [word.strip() for word in instruction.operands.split(",")]
+        if instruction.name in ("add", "sub") and len(words) == 2 and words[1].startswith("%r"):
             steps[words[1]] = words[0]
-    for one in body:
+    for instruction in body:
         if (
-            "(" not in one.operands
-            or one.name.startswith(("lea", "nop"))
-            or not re.match(r"^v?(?:mov|add|mul|fm|fn|cvt|sub|min|max|ucom|com)", one.name)
+            "(" not in instruction.operands
+            or instruction.name.startswith(("lea", "nop"))
+            or not re.match(r"^v?(?:mov|add|mul|fm|fn|cvt|sub|min|max|ucom|com)", instruction.name)
         ):
             continue
-        found = re.search(r"\((%r\w+)(?:,(%r\w+),(\d))?\)", one.operands)
-        for base in found.groups()[:2] if found else ():
+        match = re.search(r"\((%r\w+)(?:,(%r\w+),(\d))?\)", instruction.operands)
+        for base in match.groups()[:2] if match else ():
             step = steps.get(base or "")
-            if step is None or not re.search(r"%xmm|%e|%r", one.operands):
+            if step is None or not re.search(r"%xmm|%e|%r", instruction.operands):
                 continue
-            scalar = bool(re.search(r"s[sd]$|^mov[lqzb]?", one.name))
+            scalar = bool(re.search(r"s[sd]$|^mov[lqzb]?", instruction.name))
             if step.startswith("%r") and scalar:
                 return True
             if (
@@ -309,7 +309,7 @@ def mca_cycles(text: str) -> tuple[float, float] | None:
 def cache_lines(text: str, symbols: Sequence[str]) -> dict[int, dict[str, int]]:
     """Source line -> event -> count of the functions ``symbols`` in a file of cachegrind's."""
     events: list[str] = []
-    found: dict[int, dict[str, int]] = {}
+    by_line: dict[int, dict[str, int]] = {}
     inside = False
     for line in text.splitlines():
         if line.startswith("events:"):
@@ -319,7 +319,7 @@ def cache_lines(text: str, symbols: Sequence[str]) -> dict[int, dict[str, int]]:
             inside = name in symbols or name.split(".")[0] in symbols
         elif inside and line[:1].isdigit():
             number, *values = line.split()
-            row = found.setdefault(int(number), dict.fromkeys(events, 0))
+            row = by_line.setdefault(int(number), dict.fromkeys(events, 0))
             for event, value in zip(events, values, strict=False):
                 row[event] += int(value)
-    return found
+    return by_line

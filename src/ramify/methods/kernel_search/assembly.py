@@ -40,6 +40,6 @@ async def loops_of(path: Path, symbol: str, flags: tuple[str, ...], allow_unsand
         raise UserError(f"{path} cannot be disassembled: {said[0][:200]}")
     known = functions(text)
     if symbol not in known:
-        named = [one for one in known if not one.startswith(("_", ".")) and "@" not in one]
+        named = [name for name in known if not name.startswith(("_", ".")) and "@" not in name]
         raise UserError(f"{path} has no function '{symbol}', or its symbols are stripped ({nearest(symbol, named)})")
     return loops(text, symbol)

@@ -60,7 +60,7 @@ class Roofs:
     def at(self, size: float) -> float:
         """The bandwidth at the smallest measured working set that holds ``size`` bytes."""
         known = sorted(self.bandwidth)
-        return self.bandwidth[next((one for one in known if one >= size), known[-1])]
+        return self.bandwidth[next((known_size for known_size in known if known_size >= size), known[-1])]
 
     def __str__(self) -> str:
         speeds = ", ".join(f"{size >> 10} KiB {speed / 1e9:.1f}" for size, speed in sorted(self.bandwidth.items()))
@@ -69,8 +69,8 @@ class Roofs:
 
     def fastest(self, size: float) -> float:
         """The highest bandwidth at that size or below it is possible to see: what nothing can exceed."""
-        smaller = [one for one in self.bandwidth if one <= max(size, min(self.bandwidth))]
-        return max(self.bandwidth[one] for one in smaller)
+        smaller = [known_size for known_size in self.bandwidth if known_size <= max(size, min(self.bandwidth))]
+        return max(self.bandwidth[known_size] for known_size in smaller)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ def processor() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.processor() or platform.machine()
-    found = [re.search(rf"^{name}\s*:\s*(.*)$", text, re.M) for name in ("model name", "flags")]
-    return " ".join(one[1] for one in found if one)
+    lines = [re.search(rf"^{name}\s*:\s*(.*)$", text, re.M) for name in ("model name", "flags")]
+    return " ".join(line[1] for line in lines if line)
 
 
 def vector_bits() -> int:
@@ -118,8 +118,8 @@ def vector_bits() -> int:
 
 def cache_file() -> Path:
     """Where measured roofs are kept."""
-    own = os.environ.get("RAMIFY_CACHE")
-    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
+    chosen = os.environ.get("RAMIFY_CACHE")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
     return base / "kernel-search" / f"roofs-{stable_hash(processor())[:12]}.json"
 
 
@@ -197,7 +197,7 @@ def tiers() -> dict[str, Tier]:
         "G1": (has("nvidia-smi"), "a GPU" if has("nvidia-smi") else "off: no GPU here"),
         "G2": (has("ncu"), "ncu" if has("ncu") else "off: no ncu here, so stall reasons are not known"),
     }
-    return {name: Tier(TIERS[name], *one) for name, one in here.items()}
+    return {name: Tier(TIERS[name], *tier) for name, tier in here.items()}
 
 
 def _disassembled() -> tuple[bool, str]:
@@ -226,7 +226,7 @@ async def gather(
         bytes=moved,
         seconds=seconds,
         file=Path(task.path).name,
-        floats=not any(one.type == "d" for one in task.arrays),
+        floats=not any(array.type == "d" for array in task.arrays),
         simd=vector_bits(),
         faults=trial.faults if trial else None,
         torch=task.kind in COMPILING,
@@ -244,14 +244,14 @@ async def gather(
             metrics = replace(metrics, klass="launch")
     if task.kind != "c":
         return metrics
-    made = built if built is not None else await wall.build(code)
-    if isinstance(made, str) or not made.assembly:
+    build = built if built is not None else await wall.build(code)
+    if isinstance(build, str) or not build.assembly:
         return metrics
-    found = tuple(loops(made.assembly, task.symbol))
-    metrics = replace(metrics, loops=found, remarks=remarks(made.remarks))
+    inner_loops = tuple(loops(build.assembly, task.symbol))
+    metrics = replace(metrics, loops=inner_loops, remarks=remarks(build.remarks))
     if simulate:
         cache, simulated, wide = await _cache(wall, code, seconds)
-        metrics = replace(metrics, cache=cache, simulated_bytes=simulated, wide=wide, mca=await _mca(wall.sandbox, found))
+        metrics = replace(metrics, cache=cache, simulated_bytes=simulated, wide=wide, mca=await _mca(wall.sandbox, inner_loops))
     return metrics
 
 
@@ -261,16 +261,16 @@ async def _operators(wall: Wall, code: Code) -> tuple[Mapping[str, Sequence[int]
     task = wall.task
     if re.search(r"\btorch\.compile\b", code.source):
         return None, None
-    draw, arrays = task.input_sets(0)[0], {one.name: one for one in task.arrays}
+    draw, arrays = task.input_sets(0)[0], {array.name: array for array in task.arrays}
     counts, pool, arguments = task.counts(draw.scalars), bytearray(), list[dict[str, Any]]()
     for name in () if task.problem else task.order:
-        if (one := arrays.get(name)) is None:
+        if (array := arrays.get(name)) is None:
             value = draw.scalars[name]
             arguments.append({"value": value if task.scalar_types[name] in "fd" else int(value)})
             continue
-        shape = [int(evaluate(part, draw.scalars)) for part in one.count.split(",") if part.strip()]
-        arguments.append({"dtype": one.dtype.str, "shape": shape, "given": bool(one.role & 1)})
-        if one.role & 1:
+        shape = [int(evaluate(part, draw.scalars)) for part in array.count.split(",") if part.strip()]
+        arguments.append({"dtype": array.dtype.str, "shape": shape, "given": bool(array.role & 1)})
+        if array.role & 1:
             pool += draw.inputs[name][: counts[name]].tobytes()
     request = {"symbol": task.symbol, "arguments": arguments, "problem": task.problem}
     files: dict[str, bytes | str] = {name: (INSIDE / name).read_text(encoding="utf-8") for name in ("problem.py", "operators.py")}
@@ -284,8 +284,8 @@ async def _operators(wall: Wall, code: Code) -> tuple[Mapping[str, Sequence[int]
     env = {"OMP_NUM_THREADS": "1", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
     outcome = await wall.sandbox.run(["python", "operators.py"], files=files, limits=limits, env=env)
     try:
-        found = codec.from_json(CountedOperators, json.loads(outcome.text.splitlines()[-1]), "the operators")
-        return found.operators, found.flops or None
+        reading = codec.from_json(CountedOperators, json.loads(outcome.text.splitlines()[-1]), "the operators")
+        return reading.operators, reading.flops or None
     except (ValueError, IndexError, UserError):
         return None, None
 
@@ -306,27 +306,27 @@ def floor_of(task: KernelTask, roofs: Roofs) -> float:
 
 def remarks(text: str) -> dict[int, tuple[str, ...]]:
     """Source line -> the compiler's reasons, shortest form."""
-    found: dict[int, list[str]] = {}
+    by_line: dict[int, list[str]] = {}
     for line in text.splitlines():
-        one = _REMARK.match(line)
-        if one is None:
+        remark = _REMARK.match(line)
+        if remark is None:
             continue
-        said = re.sub(r"^not vectorized: ", "", one[3].strip().rstrip("."))
+        said = re.sub(r"^not vectorized: ", "", remark[3].strip().rstrip("."))
         useless = (
             said.startswith(("couldn't vectorize loop", "***", "  "))
             or "basic block" in said
-            or said in found.get(int(one[1]), [])
+            or said in by_line.get(int(remark[1]), [])
         )
-        if not useless and len(found.setdefault(int(one[1]), [])) < 8:
-            found[int(one[1])].append(said)
-    return {line: tuple(texts) for line, texts in found.items() if texts}
+        if not useless and len(by_line.setdefault(int(remark[1]), [])) < 8:
+            by_line[int(remark[1])].append(said)
+    return {line: tuple(texts) for line, texts in by_line.items() if texts}
 
 
-async def _mca(sandbox: Sandbox, found: tuple[Loop, ...]) -> dict[int, tuple[float, float]] | None:
+async def _mca(sandbox: Sandbox, inner_loops: tuple[Loop, ...]) -> dict[int, tuple[float, float]] | None:
     if shutil.which("llvm-mca") is None:
         return None
     measured: dict[int, tuple[float, float]] = {}
-    for loop in found[:4]:
+    for loop in inner_loops[:4]:
         if not loop.text or loop.calls:
             continue
         for cpu in ("native", "skylake-avx512"):
@@ -362,18 +362,18 @@ async def _cache(
             for name, value in scalars.items()
         }
         took *= 0.7**dims
-    draw = next(one for one in replace(task, scalars={name: (value,) for name, value in scalars.items()}).input_sets(0))
+    draw = next(inputs for inputs in replace(task, scalars={name: (value,) for name, value in scalars.items()}).input_sets(0))
     pool, words, out = bytearray(), ["layout", "1", "1"], 64
     counts = task.counts(scalars)
-    for one in task.arrays:
+    for array in task.arrays:
         begin, at = -1, -1
-        if one.role & 1:
+        if array.role & 1:
             begin = len(pool)
-            pool += draw.inputs[one.name].tobytes() + b"\0" * 64
+            pool += draw.inputs[array.name].tobytes() + b"\0" * 64
             pool += b"\0" * (-len(pool) % 64)
-        if one.role & 2:
-            at, out = out, out + (counts[one.name] * one.dtype.itemsize + 127) // 64 * 64 + 64
-        words += [str(begin), str(at), str(counts[one.name]), "0", "0"]
+        if array.role & 2:
+            at, out = out, out + (counts[array.name] * array.dtype.itemsize + 127) // 64 * 64 + 64
+        words += [str(begin), str(at), str(counts[array.name]), "0", "0"]
     words += scalar_values(task, scalars)
     script = (
         f"chmod +x worker\ntruncate -s {out} out\nexec valgrind --tool=cachegrind --cache-sim=yes {' '.join(CACHES)} "
@@ -391,7 +391,7 @@ async def _cache(
         return None, None, frozenset()
     names = [name for name, body in functions(built.assembly).items() if body in reached(functions(built.assembly), task.symbol)]
     cache = cache_lines(outcome.files["events"].decode(errors="replace"), names or [task.symbol])
-    wide = frozenset(one.line for one in loops(built.assembly, task.symbol) if one.packed + one.integer and not one.strided)
+    wide = frozenset(each.line for each in loops(built.assembly, task.symbol) if each.packed + each.integer and not each.strided)
     return (cache or None), task.work(scalars)[1], wide
 
 
@@ -422,10 +422,10 @@ class KernelDiagnosis:
     def result(self) -> DiagnosedKernel:
         """As the verb returns it."""
         m, gain = self.metrics, self.trial.gain if self.trial else None
-        counted = [{one.name: getattr(loop, one.name) for one in fields(loop)} for loop in m.loops or ()]
+        counted = [{part.name: getattr(loop, part.name) for part in fields(loop)} for loop in m.loops or ()]
         loops = tuple(
-            DiagnosedLoop(**own, took=m.share(loop.line), missed=m.missed(loop))
-            for own, loop in zip(counted, m.loops or (), strict=True)
+            DiagnosedLoop(**numbers, took=m.share(loop.line), missed=m.missed(loop))
+            for numbers, loop in zip(counted, m.loops or (), strict=True)
         )
         return DiagnosedKernel(
             kernel=self.task.name,
@@ -450,7 +450,7 @@ async def diagnose(
     known = await measured_roofs(wall.sandbox) if roofs and shutil.which("gcc") else None
     trial = await wall.trial(code or wall.original)
     metrics = await gather(wall, code or wall.original, simulate=simulate, roofs=known, trial=trial)
-    found, missing = examine(metrics)
+    prescriptions, missing = examine(metrics)
     if metrics.klass == "mixed" and known is not None and trial.gain and metrics.flops and metrics.bytes:
         best = max(
             metrics.flops / trial.gain.candidate / known.peak, metrics.bytes / trial.gain.candidate / known.at(metrics.bytes)
@@ -458,4 +458,4 @@ async def diagnose(
         klass: Class = "latency" if best < 0.05 else "mixed"
     else:
         klass = metrics.klass
-    return KernelDiagnosis(task, klass, metrics, tuple(found), tuple(missing), known, trial)
+    return KernelDiagnosis(task, klass, metrics, tuple(prescriptions), tuple(missing), known, trial)

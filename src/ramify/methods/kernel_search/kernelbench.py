@@ -36,8 +36,10 @@ def is_problem(source: str) -> bool:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError):
         return False
-    functions = {one.name for one in body if isinstance(one, ast.FunctionDef)}
-    return functions.issuperset(_NEEDED) and any(isinstance(one, ast.ClassDef) and one.name == "Model" for one in body)
+    functions = {statement.name for statement in body if isinstance(statement, ast.FunctionDef)}
+    return functions.issuperset(_NEEDED) and any(
+        isinstance(statement, ast.ClassDef) and statement.name == "Model" for statement in body
+    )
 
 
 def find_problem(spec: str) -> Path | None:
@@ -45,8 +47,8 @@ def find_problem(spec: str) -> Path | None:
     path = Path(spec)
     if path.is_file():
         return path
-    found = sorted(path.parent.glob(f"{path.name}_*.py")) if path.name.isdigit() else []
-    return found[0] if len(found) == 1 else None
+    files = sorted(path.parent.glob(f"{path.name}_*.py")) if path.name.isdigit() else []
+    return files[0] if len(files) == 1 else None
 
 
 def from_kernelbench(
@@ -73,8 +75,8 @@ def from_kernelbench(
             if number <= 0:
                 raise UserError(f"{where}: {word} is a positive number, not '{rest}'")
             more[word] = int(number) if word == "threads" else number
-        elif found := re.match(r"^(\w+)\s*=\s*([^=]+)$", clause):
-            wanted[found[1]] = evaluate(found[2], {})
+        elif match := re.match(r"^(\w+)\s*=\s*([^=]+)$", clause):
+            wanted[match[1]] = evaluate(match[2], {})
         else:
             raise UserError(
                 f"{where}: the clause '{clause}' says nothing known of a KernelBench problem: NAME = 16, tolerance, threads"
@@ -83,13 +85,13 @@ def from_kernelbench(
     box = sandbox or find_sandbox(None, allow_unsandboxed, readable=packages())
     problem = _asked(box, source, file, more.get("threads", 1))
     arrays = [
-        Array(one["name"], one["type"], 1, ",".join(map(str, one["shape"])) or "1", fixed=one["fixed"])
-        for one in problem["arguments"]
-        if "name" in one
+        Array(argument["name"], argument["type"], 1, ",".join(map(str, argument["shape"])) or "1", fixed=argument["fixed"])
+        for argument in problem["arguments"]
+        if "name" in argument
     ]
-    for i, one in enumerate(problem["results"]):
-        arrays.append(Array(RESULT + (str(i + 1) if i else ""), one["type"], 2, ",".join(map(str, one["shape"])) or "1"))
-    order = tuple(one["name"] for one in problem["arguments"] if "name" in one)
+    for i, result in enumerate(problem["results"]):
+        arrays.append(Array(RESULT + (str(i + 1) if i else ""), result["type"], 2, ",".join(map(str, result["shape"])) or "1"))
+    order = tuple(argument["name"] for argument in problem["arguments"] if "name" in argument)
     return KernelTask(
         file.stem,
         "kernelbench",
@@ -111,17 +113,17 @@ def from_kernelbench(
 def constants_of(source: str) -> dict[str, tuple[ast.expr, float]]:
     """Numbers that a file sets at its top level: name -> (where its value stands, the value).
     ``a = b = 2``, ``a, b = 2, 3`` and ``a = 2 * 8`` too."""
-    found: dict[str, tuple[ast.expr, float]] = {}
-    for one in ast.parse(source).body:
-        for target in one.targets if isinstance(one, ast.Assign) else ():
-            pairs = [(target, one.value)] if isinstance(one, ast.Assign) else []
+    constants: dict[str, tuple[ast.expr, float]] = {}
+    for statement in ast.parse(source).body:
+        for target in statement.targets if isinstance(statement, ast.Assign) else ():
+            pairs = [(target, statement.value)] if isinstance(statement, ast.Assign) else []
             if isinstance(target, ast.Tuple) and isinstance(pairs[0][1], ast.Tuple):
                 pairs = list(zip(target.elts, pairs[0][1].elts, strict=False))
             for name, value in pairs:
                 if isinstance(name, ast.Name) and value.lineno == value.end_lineno:
                     with contextlib.suppress(UserError):
-                        found[name.id] = value, evaluate(ast.unparse(value), {})
-    return found
+                        constants[name.id] = value, evaluate(ast.unparse(value), {})
+    return constants
 
 
 def resized(source: str, sizes: Mapping[str, float], path: str) -> str:
@@ -161,23 +163,23 @@ def _asked(box: Sandbox, source: str, file: Path, threads: int) -> dict[str, Any
             )
         raise UserError(f"{file}: {why if kind == 'user' else said[0][:300]}")
     try:
-        found: dict[str, Any] = json.loads(outcome.text.splitlines()[-1])
+        answer: dict[str, Any] = json.loads(outcome.text.splitlines()[-1])
     except (ValueError, IndexError):
         raise UserError(f"{file}: it printed something else than what it was asked") from None
-    if not found["same"]:
+    if not answer["same"]:
         raise UserError(
             f"{file}: two calls on the same inputs give different outputs, so nothing can be compared: is there a dropout?"
         )
     items = {"f": 4, "d": 8, "i": 4, "l": 8, "b": 1}
     out = 0
-    for one in found["results"]:
-        size = items[one["type"]]
-        for length in one["shape"]:
+    for result in answer["results"]:
+        size = items[result["type"]]
+        for length in result["shape"]:
             size *= length
         out += size
     if out > LARGEST:
         raise UserError(f"{file}: its outputs take {out / MIB:.0f} MiB, more than {LARGEST // MIB} MiB: {_smaller(source)}")
-    return found | {"seed": WEIGHTS_SEED}
+    return answer | {"seed": WEIGHTS_SEED}
 
 
 def _smaller(source: str) -> str:

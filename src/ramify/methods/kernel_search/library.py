@@ -93,8 +93,8 @@ class KeptKernel:
 
 def signature(task: KernelTask) -> str:
     """Types and roles of the arguments in order, and what is returned: kernels of one signature can stand for each other."""
-    arrays = {one.name: f"{one.type}{one.role}" for one in task.arrays}
-    returned = [f"{one.type}*" for one in task.arrays if one.name not in task.order]
+    arrays = {array.name: f"{array.type}{array.role}" for array in task.arrays}
+    returned = [f"{array.type}*" for array in task.arrays if array.name not in task.order]
     return " ".join([task.kind, *(arrays.get(name) or task.scalar_types[name] for name in task.order), *returned])
 
 
@@ -109,8 +109,8 @@ class CodeLibrary:
         self._excerpts: list[tuple[Excerpt, Counter[str]]] | None = None
 
     def _files(self) -> Iterator[tuple[Path, str]]:
-        found = (one for one in sorted(self.folder.rglob("*")) if one.suffix in SUFFIXES and one.is_file())
-        for number, path in enumerate(found):
+        files = (file for file in sorted(self.folder.rglob("*")) if file.suffix in SUFFIXES and file.is_file())
+        for number, path in enumerate(files):
             if number >= MOST_FILES:
                 return
             if path.stat().st_size <= MOST_BYTES:
@@ -133,7 +133,7 @@ class CodeLibrary:
 
         Raises UserError naming the file where the line of a kept one is damaged.
         """
-        mine, found = _renamed(task.source, task.symbol), list[tuple[float, float, str, Code]]()
+        mine, likenesses = _renamed(task.source, task.symbol), list[tuple[float, float, str, Code]]()
         for path, text in self._files():
             head = _KEPT.match(text)
             if head is None:
@@ -148,34 +148,38 @@ class CodeLibrary:
             alike = len(words & mine) / max(1, len(words | mine))
             if same and alike >= LIKE and re.fullmatch(r"[A-Za-z_]\w*", about.symbol):
                 source = re.sub(rf"\b{about.symbol}\b", task.symbol, text[head.end() :])
-                found.append((alike, about.speedup, str(path), Code(source, about.flags, about.macros)))
-        found.sort(key=lambda one: (-one[0], -one[1], one[2]))
-        return [code for *_, code in found[:most]]
+                likenesses.append((alike, about.speedup, str(path), Code(source, about.flags, about.macros)))
+        likenesses.sort(key=lambda row: (-row[0], -row[1], row[2]))
+        return [code for *_, code in likenesses[:most]]
 
     def excerpts(self, text: str, most: int = 2) -> list[Excerpt]:
         """Blocks of the library that share most rare words with ``text``, at most 40 lines each."""
         if self._excerpts is None:
             self._excerpts = [
-                (one, Counter(_WORDS.findall(one.text))) for path, body in self._files() for one in _blocks(path, body)
+                (excerpt, Counter(_WORDS.findall(excerpt.text)))
+                for path, body in self._files()
+                for excerpt in _blocks(path, body)
             ]
         known, asked = self._excerpts, set(_WORDS.findall(text))
         seen = Counter(word for _, words in known for word in words)
         rare = {word: math.log(1 + len(known) / seen[word]) for word in asked if seen[word]}
-        rows = [(sum(rare[word] for word in words if word in rare) / math.sqrt(20 + len(words)), one) for one, words in known]
+        rows = [
+            (sum(rare[word] for word in words if word in rare) / math.sqrt(20 + len(words)), excerpt) for excerpt, words in known
+        ]
         rows = sorted((row for row in rows if row[0] > 0), key=lambda row: (-row[0], row[1].path, row[1].line))
-        return [one for _, one in rows[:most]]
+        return [excerpt for _, excerpt in rows[:most]]
 
 
 def _renamed(source: str, symbol: str) -> set[str]:
     """Every four neighbouring words of a kernel, its names replaced by the order in which they appear."""
     code = re.sub(r"//[^\n]*|^\s*#[^\n]*|/\*.*?\*/", " ", source, flags=re.S | re.M)
     names: dict[str, str] = {symbol: "kernel"}
-    found = []
+    tokens = []
     for word in re.findall(r"[A-Za-z_]\w*|\d[\w.]*|[^\s\w]+", code):
         if word.isidentifier() and word not in _LANGUAGE:
             word = names.setdefault(word, f"name{len(names)}")
-        found.append(word)
-    return {" ".join(found[at : at + 4]) for at in range(max(1, len(found) - 3))}
+        tokens.append(word)
+    return {" ".join(tokens[at : at + 4]) for at in range(max(1, len(tokens) - 3))}
 
 
 def _blocks(path: Path, text: str) -> Iterator[Excerpt]:

@@ -80,11 +80,11 @@ class BestKernel:
             number=self.number,
             best=self.best,
             candidates=len(self.trials) - 1,
-            refused=sum(not one.ok for one in self.trials[1:]),
+            refused=sum(not each.ok for each in self.trials[1:]),
             repeated=self.repeated,
-            unranked=sum(one.gain is not None and not one.gain.ranked for one in self.trials),
+            unranked=sum(each.gain is not None and not each.gain.ranked for each in self.trials),
             stopped=self.stopped,
-            line=tuple(LineStep(one.number, one.how, one.speedup) for one in reversed(list(self.tree.line(self.number)))),
+            line=tuple(LineStep(each.number, each.how, each.speedup) for each in reversed(list(self.tree.line(self.number)))),
             tools={name: ToolRate(*rate) for name, rate in sorted(self.rates.items())},
             strict=strict,
         )
@@ -139,7 +139,9 @@ class KernelSearch:
         self.findings: dict[int, list[Prescription]] = {}
         self.repeated, self.stopped, self.begun = 0, "", time.monotonic()
         self.rank = rank or ranked_speedup
-        self.known = {(one.kind, one.key): one.payload for one in run.journal() if one.kind in (TRIAL, SPENT)} if run else {}
+        self.known = (
+            {(entry.kind, entry.key): entry.payload for entry in run.journal() if entry.kind in (TRIAL, SPENT)} if run else {}
+        )
         self.rates: dict[str, tuple[int, int]] = {}
         self.machines: dict[str, int] = {}
         """Hash of machine code -> the first candidate that compiled to it."""
@@ -161,12 +163,12 @@ class KernelSearch:
             self.nodes.append(self._node(None, self.wall.original, "the original"))
         self.progress.begin(self.config.evals, 0, "", "candidates")
         await search_loop(self.tree, self._select, self._expand, lambda tree, pick, result: tree)
-        found = await self._found()
-        if self.library is not None and found.gain is not None:
-            self.library.keep(self.task, found.best, found.speedup)
+        best = await self._best_found()
+        if self.library is not None and best.gain is not None:
+            self.library.keep(self.task, best.best, best.speedup)
         if self.run is not None:
-            self.run.conclude(KIND, self._conclusions(found))
-        return found
+            self.run.conclude(KIND, self._conclusions(best))
+        return best
 
     @property
     def done(self) -> int:
@@ -200,7 +202,7 @@ class KernelSearch:
             self._note(SPENT, key, {"parent": number})
             self.tree.spent(number)
             return
-        for i in range(max(len(proposals), sum(one is not None for one in known))):
+        for i in range(max(len(proposals), sum(each is not None for each in known))):
             held = known[i]
             if held is not None:
                 record = codec.from_json(TriedCandidate, held, f"candidate {self._round}.{i}")
@@ -234,14 +236,14 @@ class KernelSearch:
         findings = [] if trial.refused else await self._findings(number)
         position = (number, self._round)
         try:
-            found = await self.proposer.propose(
-                self.codes[number], findings, trial.refused, most, position, {one.key: 1 for one in self.codes}
+            offered = await self.proposer.propose(
+                self.codes[number], findings, trial.refused, most, position, {each.key: 1 for each in self.codes}
             )
         except InfrastructureError as error:
             self.stopped = f"the proposer failed: {error.message}"
             raise
-        fresh = [one for one in found if one[0].key not in self.tree.known]
-        self.repeated += len(found) - len(fresh)
+        fresh = [each for each in offered if each[0].key not in self.tree.known]
+        self.repeated += len(offered) - len(fresh)
         return fresh
 
     async def _findings(self, number: int) -> list[Prescription]:
@@ -257,7 +259,8 @@ class KernelSearch:
             self.findings[number] = examine(metrics)[0]
             if self.run is not None:
                 self.run.conclude(
-                    f"{KIND} {number}", [one.finding(f"{KIND} {number}", self.nodes[number]) for one in self.findings[number]]
+                    f"{KIND} {number}",
+                    [prescription.finding(f"{KIND} {number}", self.nodes[number]) for prescription in self.findings[number]],
                 )
         return self.findings[number]
 
@@ -268,8 +271,8 @@ class KernelSearch:
         self.trials.append(trial)
         self._met(record.machine, number)
         self.how.append((record.how, tool))
-        above, own = self.tree.nodes[parent].speedup, self.tree.nodes[number].speedup
-        ratio = own / above if own and above else None
+        above, reached = self.tree.nodes[parent].speedup, self.tree.nodes[number].speedup
+        ratio = reached / above if reached and above else None
         if tool:
             hits, tries = self.rates.get(tool, (0, 0))
             self.rates[tool] = (hits + bool(ratio and ratio > 1.5), tries + 1)
@@ -279,8 +282,8 @@ class KernelSearch:
 
     def _remember(self, parent: int, record: TriedCandidate) -> None:
         """Append the newest candidate to the memory; one that a continued search takes over is there already."""
-        above, own = self.tree.nodes[parent].speedup, self.tree.nodes[-1].speedup
-        self.memory.add(record.tool, record.how, own / above if own and above else None, record.trial.refused)
+        above, reached = self.tree.nodes[parent].speedup, self.tree.nodes[-1].speedup
+        self.memory.add(record.tool, record.how, reached / above if reached and above else None, record.trial.refused)
 
     def _met(self, machine: str, number: int) -> None:
         if machine:
@@ -329,25 +332,25 @@ class KernelSearch:
                 )
         return node.id
 
-    async def _found(self) -> BestKernel:
+    async def _best_found(self) -> BestKernel:
         """The best candidate, timed once more in fresh processes with twice the pairs:
         the best of many looks better than it is."""
         promising: dict[Gain, CandidateNode] = {}
-        for one in sorted((one for one in self.tree.nodes[1:] if one.correct), key=lambda one: -(one.speedup or 0)):
-            gain = self.trials[one.number].gain
+        for node in sorted((node for node in self.tree.nodes[1:] if node.correct), key=lambda node: -(node.speedup or 0)):
+            gain = self.trials[node.number].gain
             if gain is not None and gain.gains:
-                promising.setdefault(gain, one)  # candidates of one machine code have one gain
+                promising.setdefault(gain, node)  # candidates of one machine code have one gain
         best, confirmed = 0, None
-        for one in list(promising.values())[:3]:
-            record = self.known.get((TRIAL, f"confirmed {one.number} of {self.done}"))
+        for node in list(promising.values())[:3]:
+            record = self.known.get((TRIAL, f"confirmed {node.number} of {self.done}"))
             again = (
-                codec.from_json(WallTrial, record, f"candidate {one.number}, confirmed")
+                codec.from_json(WallTrial, record, f"candidate {node.number}, confirmed")
                 if record
-                else await self.wall.confirm(self.codes[one.number], 1_000_000 + one.number, pairs=2 * self.wall.pairs)
+                else await self.wall.confirm(self.codes[node.number], 1_000_000 + node.number, pairs=2 * self.wall.pairs)
             )
-            self._note(TRIAL, f"confirmed {one.number} of {self.done}", codec.to_json(again))
+            self._note(TRIAL, f"confirmed {node.number} of {self.done}", codec.to_json(again))
             if again.ok and again.gain is not None and again.gain.gains:
-                best, confirmed = one.number, again
+                best, confirmed = node.number, again
                 break
         gain = confirmed.gain if confirmed else None
         return BestKernel(
@@ -364,8 +367,8 @@ class KernelSearch:
             self.rates,
         )
 
-    def _conclusions(self, found: BestKernel) -> list[Finding]:
-        if found.gain is None:
+    def _conclusions(self, best: BestKernel) -> list[Finding]:
+        if best.gain is None:
             return [
                 Finding(
                     "nothing faster",
@@ -377,20 +380,20 @@ class KernelSearch:
                 )
             ]
         why = (
-            f"candidate {found.number} ({self.tree.nodes[found.number].how}) is {found.speedup:.2f} times as fast, 95 % "
-            f"interval {found.ci[0]:.2f} to {found.ci[1]:.2f}, confirmed in {found.gain.rounds} pairs of fresh processes"
+            f"candidate {best.number} ({self.tree.nodes[best.number].how}) is {best.speedup:.2f} times as fast, 95 % "
+            f"interval {best.ci[0]:.2f} to {best.ci[1]:.2f}, confirmed in {best.gain.rounds} pairs of fresh processes"
         )
         return [
             Finding(
                 "faster kernel",
                 KIND,
                 why,
-                self.nodes[found.number],
+                self.nodes[best.number],
                 0,
                 f"ramify kernel-search explain {self.run.folder if self.run else 'RUN'} --code best",
-                found.speedup,
+                best.speedup,
                 "times faster",
-                found.result().to_keep(),
+                best.result().to_keep(),
             )
         ]
 
@@ -431,12 +434,12 @@ def search(
         )
 
     async def whole(run: Run | None) -> BestKernel:
-        made = KernelSearch(
+        searching = KernelSearch(
             task, config, run, proposer=proposer, progress=progress, simulate=simulate, allow_unsandboxed=allow_unsandboxed
         )
         if roofs and task.kind == "c":
-            made.roofs = await measured_roofs(made.wall.sandbox)
-        return await made.go()
+            searching.roofs = await measured_roofs(searching.wall.sandbox)
+        return await searching.go()
 
     if out is None:
         return wait_for(whole(None))
@@ -450,9 +453,9 @@ def tree_of(run: Run) -> tuple[CandidateTree, list[TriedCandidate]]:
         raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
     config = run.config
     records = [
-        codec.from_json(TriedCandidate, one.payload, f"{run.folder}, candidate {one.key}")
-        for one in run.journal(TRIAL)
-        if one.key.replace(".", "").isdigit()
+        codec.from_json(TriedCandidate, entry.payload, f"{run.folder}, candidate {entry.key}")
+        for entry in run.journal(TRIAL)
+        if entry.key.replace(".", "").isdigit()
     ]
     roots = [node for node in run.nodes(TREE) if node.parent is None]
     if not roots:

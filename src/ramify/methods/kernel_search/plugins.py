@@ -40,9 +40,9 @@ class KernelJudge(Each):
     @classmethod
     def of(cls, task: KernelTask, **settings: Any) -> KernelJudge:
         """A judge of a task made in Python; ``settings`` are those of :class:`Wall`."""
-        made = cls()
-        made.wall, made.name = Wall(task, **settings), f"kernel-search:{task.name}"
-        return made
+        judge = cls()
+        judge.wall, judge.name = Wall(task, **settings), f"kernel-search:{task.name}"
+        return judge
 
     @property
     def identity(self) -> str:
@@ -51,7 +51,7 @@ class KernelJudge(Each):
 
     async def judge(self, items: Sequence[Item]) -> list[Judgement]:
         """See :class:`Judge`."""
-        return [await self._attempted(one) for one in items]
+        return [await self._attempted(item) for item in items]
 
     async def one(self, item: Item) -> Judgement:
         """The reward of the reply's candidate."""

@@ -106,8 +106,12 @@ class SearchMemory:
 
 def ranked(findings: Sequence[Prescription], memory: SearchMemory) -> list[Prescription]:
     """By severity * hit rate * ln(expected gain)."""
-    weight = lambda one: WEIGHT[one.severity] * memory.rate(one.tool) * math.log((one.expected_gain or (1.0, 1.1))[1])  # noqa: E731
-    return sorted(findings, key=lambda one: -weight(one))
+
+    def weight(prescription: Prescription) -> float:
+        gain = math.log((prescription.expected_gain or (1.0, 1.1))[1])
+        return WEIGHT[prescription.severity] * memory.rate(prescription.tool) * gain
+
+    return sorted(findings, key=lambda prescription: -weight(prescription))
 
 
 class TransformProposer:
@@ -140,24 +144,24 @@ class TransformProposer:
             []
             if self.blind
             else [
-                (name, one.tool)
-                for one in ranked(findings, self.memory)
-                if one.severity != "info"
-                for name in one.transforms
+                (name, finding.tool)
+                for finding in ranked(findings, self.memory)
+                if finding.severity != "info"
+                for name in finding.transforms
                 if name in self.names
             ]
         )
-        found: list[Proposal] = []
+        proposals: list[Proposal] = []
         seen: set[str] = set()
         for name, tool in [*wanted, *((name, "") for name in rest)]:
-            for made in variants(name, code, self.task):
-                if len(found) == n:
-                    return found
-                if made.key not in known and made.key not in seen:
-                    seen.add(made.key)
-                    found.append((made, name, tool))
+            for variant in variants(name, code, self.task):
+                if len(proposals) == n:
+                    return proposals
+                if variant.key not in known and variant.key not in seen:
+                    seen.add(variant.key)
+                    proposals.append((variant, name, tool))
                     break  # of one transform the next variant comes later
-        return found
+        return proposals
 
 
 class ScriptedProposer:
@@ -172,8 +176,8 @@ class ScriptedProposer:
         self, code: Code, findings: Sequence[Prescription], error: str, n: int, position: Sequence[int], known: Mapping[str, Any]
     ) -> list[Proposal]:
         """See :class:`KernelProposer`."""
-        fresh = [one for one in self._codes if one.key not in known]
-        return [(one, "scripted", "") for one in fresh[:n]]
+        fresh = [each for each in self._codes if each.key not in known]
+        return [(each, "scripted", "") for each in fresh[:n]]
 
 
 class LLMProposer:
@@ -201,17 +205,17 @@ class LLMProposer:
     def prompt(self, code: Code, findings: Sequence[Prescription], error: str) -> str:
         """What the model is shown: numbers stand only next to an instruction."""
         lines = [
-            f"- {one.where} ({one.severity}): {one.cause}. {one.prescription} Then {one.check} must move."
-            for one in ranked(findings, self.memory)
+            f"- {finding.where} ({finding.severity}): {finding.cause}. {finding.prescription} Then {finding.check} must move."
+            for finding in ranked(findings, self.memory)
         ]
-        memory = self.memory.lines([one.tool for one in findings])
+        memory = self.memory.lines([finding.tool for finding in findings])
         return PROMPT.format(
             language="c" if self.task.kind == "c" else "python",
             source=code.source.rstrip(),
             flags=" ".join(code.words) or "nothing",
             findings="\n".join(lines) or "- nothing",
             memory="\nWhat came of such findings before:\n" + "\n".join(memory) + "\n" if memory else "",
-            library=_shown(self.library, code, findings),
+            library=_excerpts_for(self.library, code, findings),
             error=f"\nIt fails: {error}\n" if error else "",
             wanted="a class `ModelNew` that is made and called as `Model` is, its parameters made in the same order"
             if self.task.problem
@@ -224,21 +228,27 @@ class LLMProposer:
         """See :class:`KernelProposer`."""
         messages = [Message("user", self.prompt(code, findings, error))]
         tool = findings[0].tool if findings else ""
-        found: list[Proposal] = []
+        proposals: list[Proposal] = []
         for i in range(n):
             reply = await reply_to(
                 self._sampler, self._template, messages, self._settings, ("kernel-search", self.seed, *position, i)
             )
-            made = code_in(code, reply.text)
-            if made is not None and made.key not in known and made.key not in {one.key for one, _, _ in found}:
-                found.append((made, self.name, tool))
-        return found
+            candidate = code_in(code, reply.text)
+            if (
+                candidate is not None
+                and candidate.key not in known
+                and candidate.key not in {each.key for each, _, _ in proposals}
+            ):
+                proposals.append((candidate, self.name, tool))
+        return proposals
 
 
-def _shown(library: CodeLibrary | None, code: Code, findings: Sequence[Prescription]) -> str:
+def _excerpts_for(library: CodeLibrary | None, code: Code, findings: Sequence[Prescription]) -> str:
     """Excerpts for a prompt."""
-    found = [] if library is None else library.excerpts("\n".join([code.source, *(one.prescription for one in findings)]))
-    return "".join(f"\nLike code, from {one.path}:{one.line}:\n\n```\n{one.text}\n```\n" for one in found)
+    excerpts = (
+        [] if library is None else library.excerpts("\n".join([code.source, *(finding.prescription for finding in findings)]))
+    )
+    return "".join(f"\nLike code, from {excerpt.path}:{excerpt.line}:\n\n```\n{excerpt.text}\n```\n" for excerpt in excerpts)
 
 
 class LibraryProposer:
@@ -252,7 +262,7 @@ class LibraryProposer:
     ) -> list[Proposal]:
         """See :class:`KernelProposer`."""
         like = [] if error or position[0] else self.library.like(self.task)
-        kept: list[Proposal] = [(one, "library", "") for one in like if one.key not in known][:n]
+        kept: list[Proposal] = [(each, "library", "") for each in like if each.key not in known][:n]
         if len(kept) == n:
             return kept
         return [*kept, *await self.inner.propose(code, findings, error, n - len(kept), position, known)]
@@ -268,7 +278,7 @@ def _flagged(code: Code, block: str) -> Code:
     """The code in a model's block, with the flags of its first line where all of them are the compiler's own kind."""
     first = re.match(r"\s*//\s*flags:([^\n]*)\n", block)
     flags = first[1].split() if first else list(code.flags)
-    safe = tuple(one for one in flags if _SAFE_FLAG.match(one))
+    safe = tuple(flag for flag in flags if _SAFE_FLAG.match(flag))
     return replace(code, source=block, flags=safe or code.flags)
 
 
@@ -276,14 +286,14 @@ def find_proposer(
     spec: str, task: KernelTask, seed: int, memory: SearchMemory, library: CodeLibrary | None = None
 ) -> KernelProposer:
     """The proposer that ``spec`` names, after what ``library`` keeps. Raises UserError where there is none such."""
-    made: KernelProposer
+    proposer: KernelProposer
     if spec in ("transforms", "transforms:blind"):
-        made = TransformProposer(task, seed, spec.endswith("blind"), memory)
+        proposer = TransformProposer(task, seed, spec.endswith("blind"), memory)
     else:
         from ramify.engine.named import find_model
 
-        made = LLMProposer(task, *find_model(spec), seed=seed, memory=memory, library=library)
-    return made if library is None else LibraryProposer(made, task, library)
+        proposer = LLMProposer(task, *find_model(spec), seed=seed, memory=memory, library=library)
+    return proposer if library is None else LibraryProposer(proposer, task, library)
 
 
 __all__ = [

@@ -20,17 +20,17 @@ MOST_ROWS = 20
 # -- diagnoses -----------------------------------------------------------------------------------------------------------------
 
 
-def findings_table(found: Sequence[Prescription]) -> Grid | str:
+def findings_table(findings: Sequence[Prescription]) -> Grid | str:
     """A row a finding, or that there is none."""
-    rows = [(one.severity, one.tool, one.where, one.cause, one.prescription) for one in found]
+    rows = [(finding.severity, finding.tool, finding.where, finding.cause, finding.prescription) for finding in findings]
     return table(("", "tool", "where", "cause", "what to do"), rows) if rows else "no tool found anything"
 
 
 def grouped_by_reason(missing: Sequence[str]) -> str:
     """Tools that are not measurable for the same reason on one line."""
     named: dict[str, list[str]] = {}
-    for one in missing:
-        tool, _, why = one.partition(": ")
+    for sentence in missing:
+        tool, _, why = sentence.partition(": ")
         named.setdefault(why, []).append(tool)
     return "\n".join(f"{', '.join(tools)}: {why}" for why, tools in named.items())
 
@@ -98,21 +98,21 @@ class CountedLoops(Result):
         """What is counted in each."""
         rows = [
             (
-                one.line or "-",
-                one.depth,
-                one.instructions,
-                one.packed,
-                one.scalar,
-                one.width,
-                one.loads,
-                one.stores,
-                one.stack,
-                one.shuffles + one.gathers,
-                one.converts,
-                one.jumps,
-                ", ".join(one.calls),
+                loop.line or "-",
+                loop.depth,
+                loop.instructions,
+                loop.packed,
+                loop.scalar,
+                loop.width,
+                loop.loads,
+                loop.stores,
+                loop.stack,
+                loop.shuffles + loop.gathers,
+                loop.converts,
+                loop.jumps,
+                ", ".join(loop.calls),
             )
-            for one in self.loops
+            for loop in self.loops
         ]
         head = (
             *("line", "depth", "instructions", "packed", "scalar", "bits", "loads", "stores", "stack"),
@@ -193,7 +193,7 @@ class ToolRate:
 
 
 def _rates(tools: Mapping[str, ToolRate]) -> Grid:
-    return table(("tool", "gained 1.5x", "tried"), [(name, one.gained, one.tried) for name, one in tools.items()])
+    return table(("tool", "gained 1.5x", "tried"), [(name, rate.gained, rate.tried) for name, rate in tools.items()])
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class SearchedKernel(Result):
         low, high = self.interval
         said = (
             f"candidate {self.number} is {self.speedup:.2f} times as fast, 95 % interval {low:.2f} to {high:.2f}: "
-            f"{' -> '.join(one.how for one in self.line)}\nflags: {' '.join(self.best.words)}"
+            f"{' -> '.join(step.how for step in self.line)}\nflags: {' '.join(self.best.words)}"
         )
         yield Section.of("", counted, said, Verbatim(self.best.source))
 
@@ -303,26 +303,26 @@ class SearchExplained(Result):
         return lines
 
 
-def comment(found: SearchExplained, source: str, language: str) -> str:
+def comment(explained: SearchExplained, source: str, language: str) -> str:
     """Markdown of what `explain` found: the verdict, the fastest candidates, advice that was tried,
     and the new source to unfold."""
-    order = sorted(found.tree[1:], key=lambda one: -(one.speedup or 0))
+    order = sorted(explained.tree[1:], key=lambda row: -(row.speedup or 0))
     rows = [
-        [one.number, one.how, "refused" if one.speedup is None else f"{one.speedup:.2f}", f"of {one.parent}"]
-        for one in order[:MOST_ROWS]
+        [row.number, row.how, "refused" if row.speedup is None else f"{row.speedup:.2f}", f"of {row.parent}"]
+        for row in order[:MOST_ROWS]
     ]
     lines = [
         "### Is this kernel faster?",
         "",
-        f"{found.why or 'The search has not ended'}. {plural(found.candidates, 'candidate')}, {sum(found.refused.values())} "
-        "refused.",
+        f"{explained.why or 'The search has not ended'}. {plural(explained.candidates, 'candidate')}, "
+        f"{sum(explained.refused.values())} refused.",
         "",
         *markdown(["candidate", "made by", "times as fast, lower bound", "made"], rows),
     ]
-    if found.tools:
-        tools = [[name, rate.gained, rate.tried] for name, rate in found.tools.items()]
+    if explained.tools:
+        tools = [[name, rate.gained, rate.tried] for name, rate in explained.tools.items()]
         lines += ["", *markdown(["advice of", "gained 1.5x", "tried"], tools)]
-    if found.best:
-        summary = f"<details><summary>Source of candidate {found.best}</summary>"
+    if explained.best:
+        summary = f"<details><summary>Source of candidate {explained.best}</summary>"
         lines += ["", summary, "", fenced(source, language), "", "</details>"]
     return "\n".join([*lines, "", "Made by `ramify kernel-search explain --out FILE.md`."]) + "\n"

@@ -164,8 +164,8 @@ class KernelTask:
     def counts(self, scalars: Mapping[str, float]) -> dict[str, int]:
         """Elements of each array for these scalars."""
         return {
-            one.name: int(np.prod([max(0, int(evaluate(part, scalars))) for part in one.count.split(",") if part.strip()]))
-            for one in self.arrays
+            array.name: int(np.prod([max(0, int(evaluate(part, scalars))) for part in array.count.split(",") if part.strip()]))
+            for array in self.arrays
         }
 
     def work(self, scalars: Mapping[str, float] | None = None) -> tuple[float | None, float | None]:
@@ -176,18 +176,18 @@ class KernelTask:
         if self.bytes:
             return flops, float(evaluate(self.bytes, at))
         counts = self.counts(at)
-        moved = sum(counts[one.name] * one.dtype.itemsize * (2 if one.role == 3 else 1) for one in self.arrays)
+        moved = sum(counts[array.name] * array.dtype.itemsize * (2 if array.role == 3 else 1) for array in self.arrays)
         return flops, float(moved)
 
     def shapes(self) -> list[tuple[str, dict[str, float]]]:
         """The timed shape, those that the source lists, and where it lists none an odd small one and one of size 1."""
-        found = [("main", self.main)]
+        shapes = [("main", self.main)]
         more = max((len(values) for values in self.scalars.values()), default=1)
         for i in range(1, more):
-            found.append((f"shape {i + 1}", {name: values[min(i, len(values) - 1)] for name, values in self.scalars.items()}))
+            shapes.append((f"shape {i + 1}", {name: values[min(i, len(values) - 1)] for name, values in self.scalars.items()}))
         if more == 1 and any(kind == "i" or kind == "l" for kind in self.scalar_types.values()):
             for name, size in (("odd", 37), ("one", 1)):
-                found.append(
+                shapes.append(
                     (
                         name,
                         {
@@ -196,7 +196,7 @@ class KernelTask:
                         },
                     )
                 )
-        return found
+        return shapes
 
     def input_sets(self, seed: int) -> list[InputSet]:
         """The main shape first; then other shapes, zeros, denormals and large values. ``seed`` is never seen by a candidate."""
@@ -205,40 +205,40 @@ class KernelTask:
                 InputSet(name, {}, {}, 1024 if name == "main" else 4) for name in ("main", "again", "zeros", "denormals", "large")
             ]
         shapes = self.shapes()
-        found = [self._draw("main", shapes[0][1], "normal", seed, 1024)]
+        sets = [self._draw("main", shapes[0][1], "normal", seed, 1024)]
         small = shapes[-2][1] if len(shapes) > 2 else shapes[-1][1]
         for name, scalars in shapes[1:]:
-            found.append(self._draw(name, scalars, "normal", seed, 4))
+            sets.append(self._draw(name, scalars, "normal", seed, 4))
         for kind in ("zeros", "denormals", "large", "equal"):
-            found.append(self._draw(kind, small, kind, seed, 4))
-        return found
+            sets.append(self._draw(kind, small, kind, seed, 4))
+        return sets
 
     def _draw(self, name: str, scalars: Mapping[str, float], kind: str, seed: int, windows: int) -> InputSet:
         counts, inputs = self.counts(scalars), {}
-        for one in self.arrays:
-            if one.role & 1:
-                size = counts[one.name] + one.beyond(windows)
-                inputs[one.name] = self._values(one, size, kind, generator(seed, "inputs", name, kind, one.name), scalars)
+        for array in self.arrays:
+            if array.role & 1:
+                size = counts[array.name] + array.beyond(windows)
+                inputs[array.name] = self._values(array, size, kind, generator(seed, "inputs", name, kind, array.name), scalars)
         return InputSet(name, dict(scalars), inputs, windows)
 
-    def _values(self, one: Array, n: int, kind: str, rng: np.random.Generator, scalars: Mapping[str, float]) -> np.ndarray:
-        low, high = (float(evaluate(end, scalars)) if end else None for end in (one.low, one.high))
-        if one.type in "ilb":
-            bottom, top = int(low or 0), int(high if high is not None else 255 if one.type == "b" else 1000)
+    def _values(self, array: Array, n: int, kind: str, rng: np.random.Generator, scalars: Mapping[str, float]) -> np.ndarray:
+        low, high = (float(evaluate(end, scalars)) if end else None for end in (array.low, array.high))
+        if array.type in "ilb":
+            bottom, top = int(low or 0), int(high if high is not None else 255 if array.type == "b" else 1000)
             same = kind in ("zeros", "equal")
-            made = np.full(n, bottom) if same else rng.integers(bottom, max(bottom, top) + 1, n)
+            values = np.full(n, bottom) if same else rng.integers(bottom, max(bottom, top) + 1, n)
         else:
             bounded = low is not None and high is not None
-            made = rng.standard_normal(n) if low is None or high is None else rng.uniform(low, high, n)
+            values = rng.standard_normal(n) if low is None or high is None else rng.uniform(low, high, n)
             if kind == "zeros":
-                made = np.zeros(n) if not bounded else np.clip(np.zeros(n), low, high)
+                values = np.zeros(n) if not bounded else np.clip(np.zeros(n), low, high)
             elif kind == "equal":
-                made = np.full(n, float(made[0]) if n else 0.0)
+                values = np.full(n, float(values[0]) if n else 0.0)
             elif kind == "denormals":
-                made = np.clip(made * 1e-39, low, high) if bounded else made * 1e-39
+                values = np.clip(values * 1e-39, low, high) if bounded else values * 1e-39
             elif kind == "large" and not bounded:
-                made = made * 100.0
-        return np.ascontiguousarray(made, dtype=one.dtype)
+                values = values * 100.0
+        return np.ascontiguousarray(values, dtype=array.dtype)
 
 
 def evaluate(text: str, names: Mapping[str, float]) -> float:
@@ -281,12 +281,16 @@ def read_source(path: Path) -> str:
 
 def from_c(source: str, symbol: str = "", path: str = "kernel.c", reference: Callable[..., Any] | None = None) -> KernelTask:
     """A C function. Its signature is read from the source. Raises UserError as :func:`read_task`."""
-    code = re.sub(r"//[^\n]*|/\*.*?\*/", lambda found: re.sub(r"[^\n]", " ", found[0]), source, flags=re.S)
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", lambda match: re.sub(r"[^\n]", " ", match[0]), source, flags=re.S)
     heads = list(
         re.finditer(r"^[ \t]*((?:static |inline |const )*[A-Za-z_][\w ]*?)[ \t\n]+\**(\w+)\s*\(([^()]*)\)\s*\{", code, re.M)
     )
-    heads = [one for one in heads if one[2] not in ("if", "for", "while", "switch", "main") and "static" not in one[1]]
-    names = [one[2] for one in heads]
+    heads = [
+        candidate
+        for candidate in heads
+        if candidate[2] not in ("if", "for", "while", "switch", "main") and "static" not in candidate[1]
+    ]
+    names = [candidate[2] for candidate in heads]
     if not names:
         raise UserError(f"{path} defines no function that is not static")
     if not symbol and len(names) > 1:
@@ -299,20 +303,20 @@ def from_c(source: str, symbol: str = "", path: str = "kernel.c", reference: Cal
     arrays: dict[str, Array] = {}
     scalars: dict[str, str] = {}
     for text in [] if head[3].strip() in ("", "void") else head[3].split(","):
-        found = re.match(
+        match = re.match(
             r"^\s*(const\s+)?((?:unsigned\s+)?\w+)\s*(?:const\s*)?(\*?)\s*(?:restrict|__restrict__|__restrict)?\s*(\w+)\s*(\[\s*\w*\s*\])?\s*$",
             text,
         )
-        if found is None or found[2] not in TYPES:
+        if match is None or match[2] not in TYPES:
             line = source[: head.start()].count("\n") + 1
             raise UserError(
                 f"{path}:{line}: the argument '{text.strip()}' of {symbol} is none of the known types "
                 f"({', '.join(sorted(set(TYPES) - {'f32', 'f64', 'i32', 'i64', 'u8'}))}, or a pointer to one)"
             )
-        name, kind = found[4], TYPES[found[2]]
+        name, kind = match[4], TYPES[match[2]]
         order.append(name)
-        if found[3] or found[5]:
-            arrays[name] = Array(name, kind, 1 if found[1] else 2, "")
+        if match[3] or match[5]:
+            arrays[name] = Array(name, kind, 1 if match[1] else 2, "")
         else:
             scalars[name] = kind if kind in "ilb" else "f"
     returned = head[1].replace("inline", "").strip()
@@ -335,25 +339,25 @@ def from_python(
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not Python: {error}") from None
-    functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     noted = [name for name in functions if not name.startswith("_")]
     if not symbol and len(noted) != 1:
         raise UserError(f"{path} defines {', '.join(noted) or 'no function'}: name one, as {path}:FUNCTION")
     symbol = symbol or noted[0]
     if symbol not in functions:
         raise UserError(f"{path} defines no function '{symbol}' ({nearest(symbol, functions)})")
-    imported = {alias.name.split(".")[0] for one in ast.walk(tree) if isinstance(one, ast.Import) for alias in one.names} | {
-        str(one.module).split(".")[0] for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)
+    imported = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names} | {
+        str(node.module).split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
     }
     kind = next((name for name in ("triton", "numba", "torch") if name in imported), "python")
-    order = tuple(one.arg for one in functions[symbol].args.args)
+    order = tuple(node.arg for node in functions[symbol].args.args)
     task = KernelTask(symbol, kind, source, symbol, order, {}, {}, (), reference=reference, path=path)
     return _noted(task) if kind != "triton" or _NOTE.search(source) else task
 
 
 def _noted(task: KernelTask) -> KernelTask:
     """The task with what the note in its source says. Raises UserError naming the line and the clause."""
-    arrays = {one.name: one for one in task.arrays}
+    arrays = {array.name: array for array in task.arrays}
     values: dict[str, tuple[float, ...]] = {}
     more: dict[str, Any] = {"knobs": {}}
     for clause, where in notes_of(task.source, task.path):
@@ -364,22 +368,22 @@ def _noted(task: KernelTask) -> KernelTask:
             known = "its values" if name in types or task.kind == "c" else "its values, or its count if it is an array"
             raise UserError(f"{task.path}: the argument '{name}' of {task.symbol} lacks {known}: // ramify: {name} = 1000")
         if name in values and task.kind != "c":
-            types[name] = "l" if all(float(one).is_integer() for one in values[name]) else "f"
+            types[name] = "l" if all(float(array).is_integer() for array in values[name]) else "f"
     for name in values:
         if name not in task.order:
             raise UserError(f"{task.path}: '{name}' is not an argument of {task.symbol} ({nearest(name, task.order)})")
     plain = {name: numbers[0] for name, numbers in values.items()}
     only = [name for name, kind in types.items() if kind in "il"]
-    for name, one in arrays.items():
-        if not one.count:
+    for name, array in arrays.items():
+        if not array.count:
             if len(only) != 1:
                 raise UserError(
                     f"{task.path}: how many elements the array '{name}' of {task.symbol} has is not said: // ramify: {name}[n]"
                 )
-            arrays[name] = replace(one, count=only[0])
+            arrays[name] = replace(array, count=only[0])
         for part in arrays[name].count.split(","):
             evaluate(part, plain)
-    if not any(one.role & 2 for one in arrays.values()):
+    if not any(array.role & 2 for array in arrays.values()):
         raise UserError(f"{task.path}: {task.symbol} has no output: // ramify: out y[n], or result[n] for what it returns")
     placed = [arrays[name] for name in task.order if name in arrays] + ([arrays[RESULT]] if RESULT in arrays else [])
     scalars = {name: values[name] for name in task.order if name in values}
@@ -392,9 +396,9 @@ def _noted(task: KernelTask) -> KernelTask:
 def notes_of(source: str, path: str) -> list[tuple[str, str]]:
     """Every clause of a source's notes, with the file and line it stands in."""
     return [
-        (clause, f"{path}:{source[: found.start(1)].count(chr(10)) + 1}")
-        for found in _NOTE.finditer(source)
-        for clause in filter(None, (part.strip() for part in found[1].split(";")))
+        (clause, f"{path}:{source[: note.start(1)].count(chr(10)) + 1}")
+        for note in _NOTE.finditer(source)
+        for clause in filter(None, (part.strip() for part in note[1].split(";")))
     ]
 
 
@@ -420,12 +424,12 @@ def _clause(
         more[word] = int(number) if word == "threads" else float(number)
     elif word == "knob" and "=" in rest:
         name, _, given = rest.partition("=")
-        options = tuple(one.strip() for one in given.split(","))
-        if not re.fullmatch(r"\w+", name.strip()) or not all(re.fullmatch(r"[\w.+-]+", one) for one in options):
+        options = tuple(option.strip() for option in given.split(","))
+        if not re.fullmatch(r"\w+", name.strip()) or not all(re.fullmatch(r"[\w.+-]+", option) for option in options):
             raise UserError(f"{where}: '{clause}' is not a knob: knob NAME = 1, 2, 4")
         more["knobs"][name.strip()] = options
-    elif found := _ARRAY.match(clause):
-        role, name, count, kind, low, high, fixed = found.groups()
+    elif match := _ARRAY.match(clause):
+        role, name, count, kind, low, high, fixed = match.groups()
         if name != RESULT and name not in task.order:
             raise UserError(f"{where}: '{name}' is not an argument of {task.symbol} ({nearest(name, [*task.order, RESULT])})")
         old = arrays.get(name)
@@ -433,8 +437,8 @@ def _clause(
         if task.kind == "c" and old is None:
             raise UserError(f"{where}: '{name}' is not an array of {task.symbol}")
         arrays[name] = Array(name, old.type if old else TYPES[kind or "f32"], number, count, low or "", high or "", bool(fixed))
-    elif found := re.match(r"^(\w+)\s*=\s*([^=]+)$", clause):
-        values[found[1]] = tuple(float(evaluate(one, {})) for one in found[2].split(","))
+    elif match := re.match(r"^(\w+)\s*=\s*([^=]+)$", clause):
+        values[match[1]] = tuple(float(evaluate(option, {})) for option in match[2].split(","))
     else:
         raise UserError(
             f"{where}: the clause '{clause}' says nothing known: NAME = 1000, NAME[n], flops, bytes, flags, knob, threads, "
@@ -470,6 +474,6 @@ def wide_source(source: str) -> str:
         "".join(f"#define {name}f {name}\n" for name in MATH)
         + "#define float double\n#undef FLT_MAX\n#define FLT_MAX 1.7976931348623157e308\n"
     )
-    ends = [found.end() for found in re.finditer(r"^[ \t]*#[ \t]*include[^\n]*\n", source, re.M)]
+    ends = [include.end() for include in re.finditer(r"^[ \t]*#[ \t]*include[^\n]*\n", source, re.M)]
     at = ends[-1] if ends else 0
     return source[:at] + macros + source[at:]

@@ -94,7 +94,7 @@ class KernelMetrics:
         """Share of the simulated instructions that the loop at ``line`` takes; None where nothing was simulated."""
         if not self.cache or not self.loops:
             return None
-        loop = next((one for one in self.loops if one.line == line), None)
+        loop = next((each for each in self.loops if each.line == line), None)
         whole = sum(row.get("Ir", 0) for row in self.cache.values())
         lines = set(loop.lines) | {line} if loop else {line}
         return sum(self.cache[n].get("Ir", 0) for n in lines if n in self.cache) / whole if whole else None
@@ -228,49 +228,53 @@ def tool(
 
 def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) -> tuple[list[Prescription], list[str]]:
     """What every tool that fits the class says, worst first, and what is not measurable here."""
-    found, missing = [], []
-    for one in TOOLS.values() if tools is None else tools:
-        if one.metrics is not type(metrics) or (one.tier == "T0" and not metrics.torch):
+    prescriptions, missing = [], []
+    for candidate in TOOLS.values() if tools is None else tools:
+        if candidate.metrics is not type(metrics) or (candidate.tier == "T0" and not metrics.torch):
             continue
-        if metrics.klass not in ("unknown", "launch") and one.category not in ALWAYS and metrics.klass not in one.affinity:
+        if (
+            metrics.klass not in ("unknown", "launch")
+            and candidate.category not in ALWAYS
+            and metrics.klass not in candidate.affinity
+        ):
             continue
-        absent = [need for need in one.needs if getattr(metrics, need) is None]
+        absent = [need for need in candidate.needs if getattr(metrics, need) is None]
         if absent:
             missing.append(
-                f"{one.name}: not measurable here, it needs "
-                f"{' and '.join(dict.fromkeys(metrics.WORDS.get(need, need) for need in absent))} ({TIERS[one.tier]})"
+                f"{candidate.name}: not measurable here, it needs "
+                f"{' and '.join(dict.fromkeys(metrics.WORDS.get(need, need) for need in absent))} ({TIERS[candidate.tier]})"
             )
             continue
-        seen = one.read(metrics)
+        seen = candidate.read(metrics)
         if seen is not None:
             where = f"{metrics.file}:{seen.line}" if seen.line else metrics.file
             evidence = {name: NumberSeen(*number) for name, number in seen.evidence.items()}
             share = metrics.share(seen.line) if seen.line else None
             severity: Severity = "warn" if seen.severity == "critical" and share is not None and share < 0.2 else seen.severity
-            found.append(
+            prescriptions.append(
                 Prescription(
-                    one.name,
-                    one.category,
+                    candidate.name,
+                    candidate.category,
                     severity,
                     where,
                     seen.cause,
-                    one.prescription,
-                    one.check,
-                    one.tier,
+                    candidate.prescription,
+                    candidate.check,
+                    candidate.tier,
                     evidence,
-                    one.transforms,
-                    one.gain,
+                    candidate.transforms,
+                    candidate.gain,
                     share,
                 )
             )
-    return sorted(found, key=lambda one: (-WEIGHT[one.severity], -(one.share or 0))), missing
+    return sorted(prescriptions, key=lambda candidate: (-WEIGHT[candidate.severity], -(candidate.share or 0))), missing
 
 
 def _loop(metrics: KernelMetrics, test: Callable[[Loop], bool]) -> Loop | None:
     """The loop that ``test`` holds of with the greatest share, or the first."""
-    fitting = [one for one in metrics.loops or () if test(one)]
+    fitting = [loop for loop in metrics.loops or () if test(loop)]
     return (
-        max(fitting, key=lambda one: metrics.share(one.line) or 0.0)
+        max(fitting, key=lambda loop: metrics.share(loop.line) or 0.0)
         if fitting and metrics.cache
         else fitting[0]
         if fitting
@@ -313,13 +317,13 @@ def scalar_fallback(m: KernelMetrics) -> Symptom | None:
     """Arithmetic on single numbers that no other tool explains."""
     loop = _loop(
         m,
-        lambda one: (
-            _unvectorized(one)
-            and not one.chain
-            and not one.jumps
-            and not any(LIBM.match(c) for c in one.calls)
-            and not _strided(m, one)
-            and one.scalar >= 2
+        lambda each: (
+            _unvectorized(each)
+            and not each.chain
+            and not each.jumps
+            and not any(LIBM.match(c) for c in each.calls)
+            and not _strided(m, each)
+            and each.scalar >= 2
         ),
     )
     if loop is None:
@@ -340,7 +344,10 @@ def scalar_fallback(m: KernelMetrics) -> Symptom | None:
 def reduction_order(m: KernelMetrics) -> Symptom | None:
     """A chain of scalar additions into one number that nothing stores on the way."""
     loop = _loop(
-        m, lambda one: _unvectorized(one) and one.chain and not (one.stores or one.calls or one.selects) and not _strided(m, one)
+        m,
+        lambda each: (
+            _unvectorized(each) and each.chain and not (each.stores or each.calls or each.selects) and not _strided(m, each)
+        ),
     )
     if loop is None:
         return None
@@ -359,7 +366,7 @@ def reduction_order(m: KernelMetrics) -> Symptom | None:
 )  # fmt: skip
 def math_call(m: KernelMetrics) -> Symptom | None:
     """A function of the mathematics library, called once a number."""
-    loop = _loop(m, lambda one: any(LIBM.match(name) for name in one.calls))
+    loop = _loop(m, lambda each: any(LIBM.match(name) for name in each.calls))
     if loop is None:
         return None
     name = next(name for name in loop.calls if LIBM.match(name))
@@ -381,12 +388,12 @@ def branch_in_loop(m: KernelMetrics) -> Symptom | None:
     """Jumps, or conditional moves, inside a loop that is not vectorized."""
     loop = _loop(
         m,
-        lambda one: (
-            one.jumps + one.selects > 0
-            and one.packed == 0
-            and one.integer == 0
-            and not any(LIBM.match(c) for c in one.calls)
-            and one.scalar + one.loads > 0
+        lambda each: (
+            each.jumps + each.selects > 0
+            and each.packed == 0
+            and each.integer == 0
+            and not any(LIBM.match(c) for c in each.calls)
+            and each.scalar + each.loads > 0
         ),
     )
     if loop is None:
@@ -407,7 +414,7 @@ def branch_in_loop(m: KernelMetrics) -> Symptom | None:
 )  # fmt: skip
 def strided_access(m: KernelMetrics) -> Symptom | None:
     """Neighbouring iterations touch different cache lines."""
-    loop = _loop(m, lambda one: _strided(m, one) and one.depth > 1)
+    loop = _loop(m, lambda each: _strided(m, each) and each.depth > 1)
     if loop is None:
         return None
     missed = _misses(m, loop)
@@ -425,7 +432,7 @@ def strided_access(m: KernelMetrics) -> Symptom | None:
 )  # fmt: skip
 def precision_creep(m: KernelMetrics) -> Symptom | None:
     """Conversions between float and double in a kernel of floats."""
-    loop = _loop(m, lambda one: one.converts > 0) if m.floats else None
+    loop = _loop(m, lambda each: each.converts > 0) if m.floats else None
     if loop is None:
         return None
     return Symptom(
@@ -463,15 +470,15 @@ def layout_aos(m: KernelMetrics) -> Symptom | None:
     """Vectors are assembled by shuffles or gathers."""
     loop = _loop(
         m,
-        lambda one: (
-            one.packed > 0
-            and one.share >= 0.5
-            and one.loads > 0
-            and not one.converts
-            and not one.strided
-            and not one.calls
-            and (one.shuffles + one.gathers) / one.loads > 0.5
-            and one.shuffles + one.gathers >= 3
+        lambda each: (
+            each.packed > 0
+            and each.share >= 0.5
+            and each.loads > 0
+            and not each.converts
+            and not each.strided
+            and not each.calls
+            and (each.shuffles + each.gathers) / each.loads > 0.5
+            and each.shuffles + each.gathers >= 3
         ),
     )
     if loop is None:
@@ -493,7 +500,7 @@ def layout_aos(m: KernelMetrics) -> Symptom | None:
 )  # fmt: skip
 def cache_blocking(m: KernelMetrics) -> Symptom | None:
     """Data that is used more than once comes more than once."""
-    loop = _loop(m, lambda one: not _strided(m, one) and one.depth > 1)
+    loop = _loop(m, lambda each: not _strided(m, each) and each.depth > 1)
     if loop is None or not m.flops or not m.simulated_bytes or not m.bytes or m.flops / m.bytes < 2:
         return None
     lines = m.of_loop(loop, "DLmr") + m.of_loop(loop, "DLmw")
@@ -515,7 +522,7 @@ def cache_blocking(m: KernelMetrics) -> Symptom | None:
 )  # fmt: skip
 def register_spill(m: KernelMetrics) -> Symptom | None:
     """Registers do not suffice for an inner loop."""
-    loop = _loop(m, lambda one: one.stack >= 4 and not one.calls and one.packed + one.scalar > 0)
+    loop = _loop(m, lambda each: each.stack >= 4 and not each.calls and each.packed + each.scalar > 0)
     if loop is None:
         return None
     return Symptom(
@@ -534,14 +541,14 @@ def register_spill(m: KernelMetrics) -> Symptom | None:
 def dependency_chain(m: KernelMetrics) -> Symptom | None:
     """An iteration waits for the one before it although the units are free."""
 
-    def waits(one: Loop) -> bool:
-        cycles, block = (m.mca or {}).get(one.line, (0.0, 1.0))
+    def waits(each: Loop) -> bool:
+        cycles, block = (m.mca or {}).get(each.line, (0.0, 1.0))
         return (
             cycles > 2 * max(block, 0.25)
-            and not one.calls
-            and not one.divisions
-            and not (one.chain and not one.stores and _unvectorized(one))
-            and not one.jumps
+            and not each.calls
+            and not each.divisions
+            and not (each.chain and not each.stores and _unvectorized(each))
+            and not each.jumps
         )
 
     loop = _loop(m, waits)
@@ -565,9 +572,9 @@ def dependency_chain(m: KernelMetrics) -> Symptom | None:
 def div_sqrt(m: KernelMetrics) -> Symptom | None:
     """Divisions dominate the loop's units."""
 
-    def divides(one: Loop) -> bool:
-        rest = one.packed + one.scalar - one.divisions + 0.5 * (one.loads + one.stores) + 2 * (one.shuffles + one.gathers)
-        return one.divisions > 0 and not one.calls and 8 * one.divisions > 0.5 * (8 * one.divisions + rest)
+    def divides(each: Loop) -> bool:
+        rest = each.packed + each.scalar - each.divisions + 0.5 * (each.loads + each.stores) + 2 * (each.shuffles + each.gathers)
+        return each.divisions > 0 and not each.calls and 8 * each.divisions > 0.5 * (8 * each.divisions + rest)
 
     loop = _loop(m, divides)
     if loop is None:
@@ -637,7 +644,7 @@ def page_faults(m: KernelMetrics) -> Symptom | None:
 )  # fmt: skip
 def vector_width(m: KernelMetrics) -> Symptom | None:
     """Vectors narrower than the target's."""
-    loop = _loop(m, lambda one: one.packed > 0 and 0 < one.width < m.simd)
+    loop = _loop(m, lambda each: each.packed > 0 and 0 < each.width < m.simd)
     return (
         None
         if loop is None

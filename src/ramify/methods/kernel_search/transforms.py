@@ -28,7 +28,7 @@ def transforms_for(kind: str) -> dict[str, Edit]:
 def variants(name: str, code: Code, task: KernelTask) -> list[Code]:
     """What a transform makes of the code: other codes only."""
     edit = transforms_for(task.kind)[name]
-    return [one for one in edit(code, task) if one.key != code.key]
+    return [variant for variant in edit(code, task) if variant.key != code.key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,15 @@ def _closing(text: str, at: int) -> int:
 
 def _statement(text: str, at: int) -> int:
     """End of the statement that begins at ``at`` (spaces and pragmas before it are skipped)."""
-    while found := re.match(r"\s+|#[^\n]*\n|//[^\n]*\n|/\*.*?\*/", text[at:], re.S):
-        at += found.end()
+    while match := re.match(r"\s+|#[^\n]*\n|//[^\n]*\n|/\*.*?\*/", text[at:], re.S):
+        at += match.end()
     if at >= len(text):
         return at
     if text[at] == "{":
         return _closing(text, at) + 1
-    if found := re.match(r"(?:for|while|if)\s*\(", text[at:]):
-        end = _statement(text, _closing(text, at + found.end() - 1) + 1)
-        if found[0].startswith("if") and (other := re.match(r"\s*else\b", text[end:])):
+    if match := re.match(r"(?:for|while|if)\s*\(", text[at:]):
+        end = _statement(text, _closing(text, at + match.end() - 1) + 1)
+        if match[0].startswith("if") and (other := re.match(r"\s*else\b", text[end:])):
             end = _statement(text, end + other.end())
         return end
     end = text.find(";", at)
@@ -88,18 +88,18 @@ def _statement(text: str, at: int) -> int:
 def for_loops(source: str, symbol: str) -> list[For]:
     """The countable loops of a function, outermost first, in order."""
     begin, end = body_of(source, symbol)
-    found = []
-    for one in _FOR.finditer(source, begin, end):
-        body = one.end()
+    loops = []
+    for head in _FOR.finditer(source, begin, end):
+        body = head.end()
         while space := re.match(r"\s+", source[body:]):
             body += space.end()
-        found.append(For(one.start(), body, _statement(source, one.end()), one["var"], one["first"], one["last"], one[0]))
-    return found
+        loops.append(For(head.start(), body, _statement(source, head.end()), head["var"], head["first"], head["last"], head[0]))
+    return loops
 
 
 def innermost(loops: Sequence[For]) -> list[For]:
     """Loops that hold no other."""
-    return [one for one in loops if not any(one.start < other.start < one.end for other in loops)]
+    return [loop for loop in loops if not any(loop.start < other.start < loop.end for other in loops)]
 
 
 def _edited(code: Code, source: str, *flags: str) -> Code:
@@ -107,7 +107,7 @@ def _edited(code: Code, source: str, *flags: str) -> Code:
 
 
 def _with(flags: Sequence[str], *more: str) -> tuple[str, ...]:
-    return (*flags, *(one for one in more if one not in flags))
+    return (*flags, *(flag for flag in more if flag not in flags))
 
 
 # -- flags
@@ -146,14 +146,14 @@ def _restrict(code: Code, task: KernelTask) -> Iterator[Code]:
     """Pointers that never overlap."""
     head = re.search(rf"\b{re.escape(task.symbol)}\s*\(([^()]*)\)", code.source)
     if head and "*" in head[1]:
-        made = re.sub(r"\*\s*(?!restrict\b|__restrict)(\w+)", r"*restrict \1", head[1])
-        yield _edited(code, code.source[: head.start(1)] + made + code.source[head.end(1) :])
+        parameters = re.sub(r"\*\s*(?!restrict\b|__restrict)(\w+)", r"*restrict \1", head[1])
+        yield _edited(code, code.source[: head.start(1)] + parameters + code.source[head.end(1) :])
 
 
 @transform("float-literals")
 def _float_literals(code: Code, task: KernelTask) -> Iterator[Code]:
     """Float literals, functions and locals where arguments are float; a double scalar is narrowed where it is used."""
-    if any(one.type == "d" for one in task.arrays):
+    if any(array.type == "d" for array in task.arrays):
         return
     begin, end = body_of(code.source, task.symbol)
     body = code.source[begin:end]
@@ -175,12 +175,12 @@ def _reciprocal(code: Code, task: KernelTask) -> Iterator[Code]:
         for name in dict.fromkeys(re.findall(r"/\s*\(?\s*([A-Za-z_]\w*)\s*\)?(?!\s*[\[(.\w])", text)):
             if name == loop.var or re.search(rf"\b{name}\s*(?:[-+*/]?=)(?!=)", text) or name in ("int", "float"):
                 continue
-            made = re.sub(rf"/\s*\(?\s*{name}\s*\)?(?!\s*[\[(.\w])", f"* inverse_{name}", text)
+            changed = re.sub(rf"/\s*\(?\s*{name}\s*\)?(?!\s*[\[(.\w])", f"* inverse_{name}", text)
             source = (
                 code.source[: loop.start]
                 + f"{{ const float inverse_{name} = 1.0f / {name};\n"
                 + code.source[loop.start : loop.body]
-                + made
+                + changed
                 + " }\n"
                 + code.source[loop.end :]
             )
@@ -192,13 +192,13 @@ def _select(code: Code, task: KernelTask) -> Iterator[Code]:
     """Both sides of a choice are computed, and one is selected."""
     begin, end = body_of(code.source, task.symbol)
     body, at, changed = code.source[begin:end], 0, False
-    while found := re.search(r"\bif\s*\(", body[at:]):
-        start = at + found.start()
-        made = _selected(body, start)
-        if made is None:
+    while match := re.search(r"\bif\s*\(", body[at:]):
+        start = at + match.start()
+        selection = _selected(body, start)
+        if selection is None:
             at = start + 2
             continue
-        text, stop = made
+        text, stop = selection
         body, at, changed = body[:start] + text + body[stop:], start + len(text), True
     if changed:
         yield _edited(code, code.source[:begin] + body + code.source[end:], "-fno-trapping-math", "-fno-math-errno")
@@ -241,25 +241,25 @@ def _selected(text: str, start: int) -> tuple[str, int] | None:
 @transform("select-late")
 def _select_late(code: Code, task: KernelTask) -> Iterator[Code]:
     """A chain of choices as a row of selections, the last one first: every value is computed, none is jumped over."""
-    for made in _select(code, task):
-        source, changed = made.source, False
-        for found in reversed(
+    for selecting in _select(code, task):
+        source, changed = selecting.source, False
+        for match in reversed(
             list(re.finditer(r"(?P<target>[A-Za-z_]\w*(?:\[[^\]]*\])?) = (?P<rest>\((?:[^;{}]*)\) \? [^;{}]*);", source))
         ):
-            arms, rest = [], found["rest"]
+            arms, rest = [], match["rest"]
             while (parts := _ternary(rest)) is not None:
                 arms.append(parts[:2])
                 rest = parts[2][1:-1] if parts[2].startswith("(") and _closing(parts[2], 0) == len(parts[2]) - 1 else parts[2]
             if len(arms) < 2:
                 continue
             lines = [
-                f"__typeof__({found['target']}) pick = {rest};",
+                f"__typeof__({match['target']}) pick = {rest};",
                 *(f"pick = {condition} ? {value} : pick;" for condition, value in reversed(arms)),
-                f"{found['target']} = pick;",
+                f"{match['target']} = pick;",
             ]
-            source, changed = source[: found.start()] + "{ " + " ".join(lines) + " }" + source[found.end() :], True
+            source, changed = source[: match.start()] + "{ " + " ".join(lines) + " }" + source[match.end() :], True
         if changed:
-            yield replace(made, source=source)
+            yield replace(selecting, source=source)
 
 
 def _ternary(text: str) -> tuple[str, str, str] | None:
@@ -282,13 +282,13 @@ def _assigned(text: str) -> dict[str, str] | None:
     text = text.strip()
     if text.startswith("{") and text.endswith("}"):
         text = text[1:-1]
-    found: dict[str, str] = {}
-    for one in filter(None, (part.strip() for part in text.split(";"))):
-        match = re.fullmatch(r"([A-Za-z_]\w*(?:\s*\[[^\]]*\])?)\s*([-+*/]?)=(?!=)\s*(.+)", one, re.S)
-        if match is None or match[1] in found:
+    targets: dict[str, str] = {}
+    for assignment in filter(None, (part.strip() for part in text.split(";"))):
+        match = re.fullmatch(r"([A-Za-z_]\w*(?:\s*\[[^\]]*\])?)\s*([-+*/]?)=(?!=)\s*(.+)", assignment, re.S)
+        if match is None or match[1] in targets:
             return None
-        found[match[1]] = match[3] if not match[2] else f"{match[1]} {match[2]} ({match[3]})"
-    return found or None
+        targets[match[1]] = match[3] if not match[2] else f"{match[1]} {match[2]} ({match[3]})"
+    return targets or None
 
 
 # -- loops
@@ -352,20 +352,20 @@ def _accumulators(code: Code, task: KernelTask) -> Iterator[Code]:
     for width in (8, 32):
         source = code.source
         for loop in reversed(loops):
-            found = _sums(loop, source)
-            kind = re.search(rf"\b(float|double)\s+(?:\w+\s*=[^;,]*,\s*)*{found['acc']}\b", source) if found else None
-            if found is None or kind is None:
+            summed = _sums(loop, source)
+            kind = re.search(rf"\b(float|double)\s+(?:\w+\s*=[^;,]*,\s*)*{summed['acc']}\b", source) if summed else None
+            if summed is None or kind is None:
                 continue
-            var, value = loop.var, found["value"]
+            var, value = loop.var, summed["value"]
             step = re.sub(rf"\b{var}\b", f"({var} + lane)", value)
-            made = (
+            unrolled = (
                 f"{{ {kind[1]} lanes[{width}] = {{0}}; long {var} = {loop.first};\n"
                 f"for (; {var} + {width - 1} < {loop.last}; {var} += {width})\n for (int lane = 0; lane < {width}; lane++) "
                 f"lanes[lane] += {step};\n"
-                f"for (; {var} < {loop.last}; {var}++) {found['acc']} += {value};\n"
-                f"for (int lane = 0; lane < {width}; lane++) {found['acc']} += lanes[lane]; }}\n"
+                f"for (; {var} < {loop.last}; {var}++) {summed['acc']} += {value};\n"
+                f"for (int lane = 0; lane < {width}; lane++) {summed['acc']} += lanes[lane]; }}\n"
             )
-            source = source[: loop.start] + made + source[loop.end :]
+            source = source[: loop.start] + unrolled + source[loop.end :]
         yield _edited(code, source)
 
 
@@ -374,27 +374,27 @@ def _interchange(code: Code, task: KernelTask) -> Iterator[Code]:
     """Swap two nested loops; a sum in the inner one is then kept in memory."""
     loops = for_loops(code.source, task.symbol)
     for outer in reversed(loops):
-        inside = [one for one in loops if outer.start < one.start < outer.end]
+        inside = [loop for loop in loops if outer.start < loop.start < outer.end]
         if not inside:
             continue
         inner = inside[0]
-        if re.search(rf"\b{outer.var}\b", inner.first + inner.last) or any(one.start >= inner.end for one in inside):
+        if re.search(rf"\b{outer.var}\b", inner.first + inner.last) or any(loop.start >= inner.end for loop in inside):
             continue
         before = code.source[outer.body : inner.start].strip()
         after = code.source[inner.end : outer.end].strip()
         body = code.source[inner.body : inner.end]
         if before in ("", "{") and after in ("", "}"):
-            made = f"{inner.header}\n{outer.header}\n{body}"
+            exchanged = f"{inner.header}\n{outer.header}\n{body}"
         else:
             first = re.fullmatch(r"\{\s*(?:float|double|int|long)\s+(\w+)\s*=\s*([^;]+);", before)
             last = re.fullmatch(r"([^;=]+?)\s*=\s*(\w+)\s*;\s*\}", after)
             added = _SUM.match(body)
             if not (first and last and added and first[1] == last[2] == added["acc"]):
                 continue
-            made = (
+            exchanged = (
                 f"{{ {outer.header}\n{last[1]} = {first[2]};\n{inner.header}\n{outer.header}\n{last[1]} += {added['value']}; }}\n"
             )
-        yield _edited(code, code.source[: outer.start] + made + code.source[outer.end :])
+        yield _edited(code, code.source[: outer.start] + exchanged + code.source[outer.end :])
 
 
 @transform("tile")
@@ -404,10 +404,10 @@ def _tile(code: Code, task: KernelTask) -> Iterator[Code]:
     for outer in reversed(loops):
         inner = next(
             (
-                one
-                for one in loops
-                if one.start == outer.body
-                or (code.source[outer.body] == "{" and code.source[outer.body + 1 : one.start].strip() == "")
+                loop
+                for loop in loops
+                if loop.start == outer.body
+                or (code.source[outer.body] == "{" and code.source[outer.body + 1 : loop.start].strip() == "")
             ),
             None,
         )
@@ -418,16 +418,16 @@ def _tile(code: Code, task: KernelTask) -> Iterator[Code]:
         body = code.source[inner.body : inner.end]
         for size in (32, 64, 16):
             ends = {
-                one.var: f"({one.last} < {one.var}_tile + {size} ? {one.last} : {one.var}_tile + {size})"
-                for one in (outer, inner)
+                loop.var: f"({loop.last} < {loop.var}_tile + {size} ? {loop.last} : {loop.var}_tile + {size})"
+                for loop in (outer, inner)
             }
-            made = (
+            tiled = (
                 f"for (int {outer.var}_tile = {outer.first}; {outer.var}_tile < {outer.last}; {outer.var}_tile += {size})\n"
                 f"for (int {inner.var}_tile = {inner.first}; {inner.var}_tile < {inner.last}; {inner.var}_tile += {size})\n"
                 f"for (int {outer.var} = {outer.var}_tile; {outer.var} < {ends[outer.var]}; {outer.var}++)\n"
                 f"for (int {inner.var} = {inner.var}_tile; {inner.var} < {ends[inner.var]}; {inner.var}++)\n{body}\n"
             )
-            yield _edited(code, code.source[: outer.start] + made + code.source[outer.end :])
+            yield _edited(code, code.source[: outer.start] + tiled + code.source[outer.end :])
         return
 
 

@@ -81,10 +81,10 @@ def _task(kernel: str, ref: str | None, size: list[str] | None = None, allow_uns
     if reference is not None and not callable(reference):
         raise UserError(f"--ref {ref} is not a function")
     sizes: dict[str, float] = {}
-    for one in size or ():
-        name, equals, number = one.partition("=")
+    for given in size or ():
+        name, equals, number = given.partition("=")
         if not (equals and name.isidentifier()):
-            raise UserError(f"--size {one} is not a size: NAME=16")
+            raise UserError(f"--size {given} is not a size: NAME=16")
         sizes[name] = evaluate(number, {})
     return read_task(kernel, reference, sizes, allow_unsandboxed)
 
@@ -210,8 +210,8 @@ def search(
     from ramify.methods.kernel_search import loop
 
     task = _task(kernel, ref, size, allow_unsandboxed)
-    found = loop.search(task, options, out, progress=bar, simulate=simulate, allow_unsandboxed=allow_unsandboxed)
-    return found.result(strict)
+    best = loop.search(task, options, out, progress=bar, simulate=simulate, allow_unsandboxed=allow_unsandboxed)
+    return best.result(strict)
 
 
 @app.verb()
@@ -282,19 +282,21 @@ def explain(
     for number, record in enumerate(records, 1):
         if record.trial.refused:
             refused[record.trial.stage] = refused.get(record.trial.stage, 0) + 1
-        above, own = tree.nodes[record.parent].speedup, tree.nodes[number].speedup
+        above, reached = tree.nodes[record.parent].speedup, tree.nodes[number].speedup
         if record.tool:
             rate = rates.get(record.tool, ToolRate(0, 0))
-            gained = rate.gained + bool(own and above and own / above > 1.5)
+            gained = rate.gained + bool(reached and above and reached / above > 1.5)
             rates[record.tool] = replace(rate, gained=gained, tried=rate.tried + 1)
-    found = SearchExplained(
+    explained = SearchExplained(
         candidates=len(records),
         best=best,
         why=ends[0].why if ends else "",
-        tree=tuple(TreeRow(one.number, one.parent, one.how, one.speedup, one.visits, one.pruned) for one in tree.nodes),
+        tree=tuple(
+            TreeRow(grown.number, grown.parent, grown.how, grown.speedup, grown.visits, grown.pruned) for grown in tree.nodes
+        ),
         refused=dict(sorted(refused.items())),
         tools=dict(sorted(rates.items())),
     )
     if out is not None:
-        write_whole(out, comment(found, records[best - 1].code.source if best else root, language))
-    return found
+        write_whole(out, comment(explained, records[best - 1].code.source if best else root, language))
+    return explained

@@ -181,7 +181,7 @@ class Wall:
         self._fixed: dict[str, bytes] | None = None
         self._truth = task.reference is None
         self.notes: list[str] = []
-        if task.problem and all(one.fixed for one in task.arrays if one.role & 1):
+        if task.problem and all(array.fixed for array in task.arrays if array.role & 1):
             self.notes.append(
                 "its inputs have a structure that a shift would break, so the timed calls share them: a remembered answer "
                 "cannot be told"
@@ -221,13 +221,13 @@ class Wall:
         if self.task.kind != "c":
             self._fixed = {"reference": self.original.source.encode(), "truth": self.original.source.encode()}
             return
-        made: dict[str, bytes] = {}
+        fixed: dict[str, bytes] = {}
         original = await self.build(self.original)
         if isinstance(original, str):
             raise UserError(f"{self.task.path}: {original}")
-        self._original, made["reference"], self.machine = original, original.data, original.machine
+        self._original, fixed["reference"], self.machine = original, original.data, original.machine
         for name, wide in (("worker", False), ("worker-wide", True)):
-            made[name] = await self._worker(wide)
+            fixed[name] = await self._worker(wide)
         if self._truth:
             wide_code = Code(wide_source(self.task.source), STRICT, self.original.macros)
             truth = await self.build(wide_code)
@@ -235,12 +235,12 @@ class Wall:
                 self.notes.append(
                     "the kernel does not compile in double precision, so it is its own reference: name yours with --ref"
                 )
-                made["worker-wide"] = made["worker"]
+                fixed["worker-wide"] = fixed["worker"]
                 self._truth = False
                 truth = original
                 self._narrow = True
-            made["truth"] = truth.data
-        self._fixed = made
+            fixed["truth"] = truth.data
+        self._fixed = fixed
 
     _narrow = False
 
@@ -276,21 +276,21 @@ class Wall:
     async def _boxed(self, code: Code, number: int, time: bool, built: Built | str | None, pairs: int | None) -> WallTrial:
         """One box, in which the reference and the candidate run in processes of their own."""
         await self.prepare()
-        made = built if built is not None else await self.build(code)
-        if isinstance(made, str):
-            return WallTrial(made, "build")
+        build = built if built is not None else await self.build(code)
+        if isinstance(build, str):
+            return WallTrial(build, "build")
         draws = self.task.input_sets(derived(self.seed, number))
         time = time and self.task.kind != "triton"  # its interpreter says nothing about time
         files, region = self._plan(draws, number, time, pairs or self.pairs)
         assert self._fixed is not None
         if self.task.kind == "c":
-            extra = {"reference.so": self._fixed["reference"], "candidate.so": made.data, "worker": self._fixed["worker"]}
+            extra = {"reference.so": self._fixed["reference"], "candidate.so": build.data, "worker": self._fixed["worker"]}
             if not self.task.reference:
                 extra |= {"truth.so": self._fixed["truth"], "worker-wide": self._fixed["worker-wide"]}
         else:
             extra = {
                 "reference.py": self._fixed["reference"],
-                "candidate.py": made.data,
+                "candidate.py": build.data,
                 "truth.py": self._fixed["truth"],
                 "worker.py": (INSIDE / "worker.py").read_bytes(),
                 "about.json": json.dumps(about(self.task, draws)).encode(),
@@ -320,18 +320,18 @@ class Wall:
         tried: list[WallTrial] = []
         control: list[Gain] = []
         for i in range(ROUNDS):
-            one = await self._boxed(code, ROUNDS * number + i, True, built, each)
-            tried.append(one)
-            if one.refused or one.gain is None:
-                return replace(one, checked=sum(other.checked for other in tried))
+            boxed = await self._boxed(code, ROUNDS * number + i, True, built, each)
+            tried.append(boxed)
+            if boxed.refused or boxed.gain is None:
+                return replace(boxed, checked=sum(other.checked for other in tried))
             same = await self._boxed(self.original, ROUNDS * number + i, True, self._original, each)
             if same.gain is None:
                 return WallTrial(f"the original in the candidate's place is refused: {same.refused}", same.stage or "clock")
             control.append(same.gain)
         last = tried[-1]
-        times = {name: tuple(t for one in tried for t in one.times[name]) for name in last.times}
-        gain = gain_of_rounds([one.gain for one in tried if one.gain is not None], control)
-        return replace(last, gain=gain, times=times, checked=sum(one.checked for one in tried))
+        times = {name: tuple(t for boxed in tried for t in boxed.times[name]) for name in last.times}
+        gain = gain_of_rounds([boxed.gain for boxed in tried if boxed.gain is not None], control)
+        return replace(last, gain=gain, times=times, checked=sum(boxed.checked for boxed in tried))
 
     def _limits(self, files: Mapping[str, bytes | str], region: int) -> Limits:
         """``region``: bytes of the outputs of the largest input set."""
@@ -356,40 +356,40 @@ class Wall:
         laid, region = [], 0
         for at, draw in enumerate(draws):
             counts = self.task.counts(draw.scalars)
-            sizes = {one.name: counts[one.name] * one.dtype.itemsize for one in self.task.arrays}
-            outs = [one for one in self.task.arrays if one.role & 2]
-            whole = sum(_up(sizes[one.name]) + 128 for one in outs)
+            sizes = {array.name: counts[array.name] * array.dtype.itemsize for array in self.task.arrays}
+            outs = [array for array in self.task.arrays if array.role & 2]
+            whole = sum(_up(sizes[array.name]) + 128 for array in outs)
             slots = max(1, min(4, _OUT_CAP // max(1, whole)))
             arrays, out, wide = [], 64, 0
-            for one in self.task.arrays:
+            for array in self.task.arrays:
                 begin = -1
-                if one.role & 1:
+                if array.role & 1:
                     pool += b"\xad\xde\xc0\x7f" * 16 + b"\0" * (-len(pool) % 64)
                     begin = len(pool)
-                    made = draw.inputs.get(one.name)
+                    values = draw.inputs.get(array.name)
                     pool += (
-                        bytes((counts[one.name] + one.beyond(draw.windows)) * one.dtype.itemsize)
-                        if made is None
-                        else made.tobytes()
+                        bytes((counts[array.name] + array.beyond(draw.windows)) * array.dtype.itemsize)
+                        if values is None
+                        else values.tobytes()
                     )
                     pool += b"\0" * (-len(pool) % 64)
-                stride = _up(sizes[one.name]) + 128
+                stride = _up(sizes[array.name]) + 128
                 arrays.append(
                     {
                         "in": begin,
-                        "out": out if one.role & 2 else -1,
-                        "wide": wide if one.role & 2 else -1,
-                        "count": counts[one.name],
+                        "out": out if array.role & 2 else -1,
+                        "wide": wide if array.role & 2 else -1,
+                        "count": counts[array.name],
                         "stride": stride,
-                        "bytes": sizes[one.name],
-                        "item": one.dtype.itemsize,
-                        "windowed": not one.fixed,
-                        "pool": (counts[one.name] + one.beyond(draw.windows)) * one.dtype.itemsize,
+                        "bytes": sizes[array.name],
+                        "item": array.dtype.itemsize,
+                        "windowed": not array.fixed,
+                        "pool": (counts[array.name] + array.beyond(draw.windows)) * array.dtype.itemsize,
                     }
                 )
-                if one.role & 2:
+                if array.role & 2:
                     out += stride * slots + 64
-                    wide += 8 * counts[one.name] + 64
+                    wide += 8 * counts[array.name] + 64
             region = max(region, _up(out + 64), wide + 64)
             seed = derived(self.seed, number, at) >> 34
             laid.append(
@@ -404,7 +404,7 @@ class Wall:
                     "make": draw.name if self.task.problem else "",
                 }
             )
-        outputs = sum(bool(one.role & 2) for one in self.task.arrays)
+        outputs = sum(bool(array.role & 2) for array in self.task.arrays)
         plan = {
             "whole": _WHOLE // outputs // 8 * 8,
             "blocks": max(1, 12 // outputs),
@@ -421,8 +421,12 @@ class Wall:
 
     def _workers(self) -> list[dict[str, Any]]:
         if self.task.kind == "c":
-            found = [{"name": name, "argv": ["./worker"], "build": f"./{name}.so"} for name in ("reference", "candidate")]
-            return found if self.task.reference else [{"name": "truth", "argv": ["./worker-wide"], "build": "./truth.so"}, *found]
+            workers = [{"name": name, "argv": ["./worker"], "build": f"./{name}.so"} for name in ("reference", "candidate")]
+            return (
+                workers
+                if self.task.reference
+                else [{"name": "truth", "argv": ["./worker-wide"], "build": "./truth.so"}, *workers]
+            )
         names = ("reference", "candidate") if self.task.reference else ("truth", "reference", "candidate")
         threads = str(self.task.threads)
         env = {
@@ -443,35 +447,35 @@ class Wall:
     # -- judging
 
     def _judged(self, outcome: Outcome, draws: Sequence[InputSet]) -> WallTrial:
-        found, bodies = _unpacked(outcome, [one.dtype.itemsize for one in self.task.arrays])
-        if found is None:
+        report, bodies = _unpacked(outcome, [array.dtype.itemsize for array in self.task.arrays])
+        if report is None:
             why = outcome.error_text.strip()[-300:] or outcome.detail or f"the box ended by {outcome.reason}"
             stage = "clock" if outcome.reason in ("timeout", "cpu", "processes") else "run"
             return WallTrial(f"the box ended before its report ({outcome.reason}): {why}", stage)
-        if bad := found.failed.get("truth") or found.failed.get("reference"):
+        if bad := report.failed.get("truth") or report.failed.get("reference"):
             raise UserError(f"{self.task.path}: the original kernel itself fails: {bad}")
-        compared = self._compared(found, bodies, draws)
+        compared = self._compared(report, bodies, draws)
         skipped = tuple(sorted({draws[n].name for n, why in compared["reference"].items() if why}))
         if compared["reference"].get(0):
             raise UserError(f"{self.task.path}: the kernel disagrees with its reference: {compared['reference'][0]}")
-        checked = sum(record.worker == "candidate" for record in found.kept)
+        checked = sum(record.worker == "candidate" for record in report.kept)
         more: dict[str, Any] = {"checked": checked, "skipped": skipped, "notes": tuple(self.notes)}
-        if bad := found.failed.get("candidate"):
+        if bad := report.failed.get("candidate"):
             return WallTrial(bad, "run", **more)
         for number, why in sorted(compared["candidate"].items()):
             if why and draws[number].name not in skipped:
                 return WallTrial(f"{why} (inputs: {draws[number].name})", "wrong", **more)
-        if "candidate" in found.varies and not self.task.varies and "reference" not in found.varies:
+        if "candidate" in report.varies and not self.task.varies and "reference" not in report.varies:
             return WallTrial(
-                f"two runs on the same inputs differ (inputs: {draws[found.varies['candidate']].name})", "wrong", **more
+                f"two runs on the same inputs differ (inputs: {draws[report.varies['candidate']].name})", "wrong", **more
             )
-        if clock := self._clock(found, outcome):
+        if clock := self._clock(report, outcome):
             return WallTrial(clock, "clock", **more)
-        times = found.times
+        times = report.times
         if not times:
             return WallTrial(**more)
-        overhead = found.overhead if any(one.role == 3 for one in self.task.arrays) else {}
-        more |= {"overhead": None if overhead else found.overhead.get("candidate"), "faults": found.faults.get("candidate")}
+        overhead = report.overhead if any(array.role == 3 for array in self.task.arrays) else {}
+        more |= {"overhead": None if overhead else report.overhead.get("candidate"), "faults": report.faults.get("candidate")}
         net = {name: [max(t - 0.98 * overhead.get(name, 0.0), t * 0.02) for t in values] for name, values in times.items()}
         gain = paired_gain(net["reference"], net["candidate"], generator(self.seed, "bootstrap"))
         if self.floor and float(np.median(net["candidate"])) < 0.9 * self.floor:
@@ -483,31 +487,31 @@ class Wall:
             )
         return WallTrial("", "", gain, {name: tuple(values) for name, values in net.items()}, **more)
 
-    def _clock(self, found: BoxReport, outcome: Outcome) -> str:
+    def _clock(self, report: BoxReport, outcome: Outcome) -> str:
         """Processor time that is not where it should be, as measured outside the box."""
-        inside = found.own + sum(found.used.values()) + found.prepared
+        inside = report.own + sum(report.used.values()) + report.prepared
         beyond = outcome.cpu_seconds - inside
         if beyond > (0.03 if self.task.kind == "c" else 0.15) + 0.03 * inside:
             return f"{beyond:.2f} s of processor time were used outside the timed process, measured outside the box"
-        threads = found.threads.get("candidate", 1)
+        threads = report.threads.get("candidate", 1)
         if self.task.kind == "c" and threads > max(1, self.task.threads):
             return f"it keeps {threads} threads where {self.task.threads} are declared"
         return ""
 
-    def _compared(self, found: BoxReport, bodies: list[bytes], draws: Sequence[InputSet]) -> dict[str, dict[int, str]]:
+    def _compared(self, report: BoxReport, bodies: list[bytes], draws: Sequence[InputSet]) -> dict[str, dict[int, str]]:
         """worker -> draw -> the first thing that is wrong ("" of what is right)."""
-        kept = found.kept
+        kept = report.kept
         truths = bodies[len(kept) :]
         wrong: dict[str, dict[int, str]] = {"reference": {}, "candidate": {}}
-        own: tuple[Any, dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
+        reference: tuple[Any, dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
         for i, (name, number, argument, start, size, seed, call, timed, turn) in enumerate(kept):
             array = self.task.arrays[argument]
             got = np.frombuffer(bodies[i], array.dtype)
             if self.task.reference is not None:
-                if own is None or own[0] != (number, seed, call, turn):
-                    own = ((number, seed, call, turn), *self._own(draws[number], seed, call, turn))
+                if reference is None or reference[0] != (number, seed, call, turn):
+                    reference = ((number, seed, call, turn), *self._reference_outputs(draws[number], seed, call, turn))
                 first, last = start // array.dtype.itemsize, (start + size) // array.dtype.itemsize
-                want, scale = own[1][array.name][first:last], own[2][array.name][first:last]
+                want, scale = reference[1][array.name][first:last], reference[2][array.name][first:last]
             elif 2 * i + 1 < len(truths):
                 want, scale = (np.frombuffer(truths[2 * i + j], np.float64) for j in (0, 1))
                 if self._narrow:
@@ -520,22 +524,24 @@ class Wall:
             wrong[name].setdefault(number, "")
         return wrong
 
-    def _own(self, draw: InputSet, seed: int, call: int, turn: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def _reference_outputs(
+        self, draw: InputSet, seed: int, call: int, turn: int
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the user's reference gives for a call, and on absolute values."""
         shift, counts, both = window_of(seed, call, draw.windows), self.task.counts(draw.scalars), []
-        outs = [one for one in self.task.arrays if one.role & 2]
+        outs = [array for array in self.task.arrays if array.role & 2]
         for absolute in (False, True):
             given: dict[str, Any] = {}
-            for one in self.task.arrays:
-                if one.role & 1:
-                    first = 0 if one.fixed else shift // one.dtype.itemsize
-                    pool = draw.inputs[one.name]
-                    if not one.fixed:
-                        pool = np.frombuffer(turned(pool.tobytes(), one.dtype.itemsize, turn), one.dtype)
-                    values = pool[first : first + counts[one.name]]
-                    if one.type in "fd":
+            for array in self.task.arrays:
+                if array.role & 1:
+                    first = 0 if array.fixed else shift // array.dtype.itemsize
+                    pool = draw.inputs[array.name]
+                    if not array.fixed:
+                        pool = np.frombuffer(turned(pool.tobytes(), array.dtype.itemsize, turn), array.dtype)
+                    values = pool[first : first + counts[array.name]]
+                    if array.type in "fd":
                         values = np.abs(values).astype(np.float64) if absolute else values.astype(np.float64)
-                    given[one.name] = values.copy()
+                    given[array.name] = values.copy()
             for name, value in draw.scalars.items():
                 kind = self.task.scalar_types[name]
                 given[name] = (abs(value) if absolute else value) if kind in "fd" else int(value)
@@ -545,10 +551,12 @@ class Wall:
             except Exception as error:
                 raise UserError(f"the reference of {self.task.symbol} raised {type(error).__name__}: {error}") from error
             named = answer if isinstance(answer, Mapping) else {outs[0].name: answer}
-            for one in outs:
-                if one.name not in named or np.size(named[one.name]) != counts[one.name]:
-                    raise UserError(f"the reference of {self.task.symbol} gives no '{one.name}' of {counts[one.name]} elements")
-            both.append({one.name: np.asarray(named[one.name], np.float64).reshape(-1) for one in outs})
+            for array in outs:
+                if array.name not in named or np.size(named[array.name]) != counts[array.name]:
+                    raise UserError(
+                        f"the reference of {self.task.symbol} gives no '{array.name}' of {counts[array.name]} elements"
+                    )
+            both.append({array.name: np.asarray(named[array.name], np.float64).reshape(-1) for array in outs})
         return both[0], both[1]
 
 
@@ -597,16 +605,16 @@ def _unpacked(outcome: Outcome, items: Sequence[int]) -> tuple[BoxReport | None,
     data = outcome.stdout
     try:
         (size,) = struct.unpack_from("<Q", data, 0)
-        found = codec.from_json(BoxReport, json.loads(data[8 : 8 + size]), "the box's report")
-        lengths = [record.size for record in found.kept]
-        lengths += [record.size // items[record.argument] * 8 for record in found.kept[: found.truths] for _ in range(2)]
+        report = codec.from_json(BoxReport, json.loads(data[8 : 8 + size]), "the box's report")
+        lengths = [record.size for record in report.kept]
+        lengths += [record.size // items[record.argument] * 8 for record in report.kept[: report.truths] for _ in range(2)]
     except (struct.error, ValueError, IndexError, UserError):
         return None, []
     at, bodies = 8 + size, []
     for length in lengths:
         bodies.append(data[at : at + length])
         at += length
-    return (found, bodies) if at == len(data) else (None, [])
+    return (report, bodies) if at == len(data) else (None, [])
 
 
 def generated(task: KernelTask, wide: bool) -> str:
@@ -616,13 +624,13 @@ def generated(task: KernelTask, wide: bool) -> str:
     def c_type(kind: str) -> str:
         return "double" if wide and kind == "f" else names[kind]
 
-    arrays = {one.name: (i, one) for i, one in enumerate(task.arrays)}
+    arrays = {array.name: (i, array) for i, array in enumerate(task.arrays)}
     scalars = {name: i for i, name in enumerate(task.scalars)}
     parameters, words = [], []
     for name in task.order:
         if name in arrays:
-            i, one = arrays[name]
-            parameters.append(f"{c_type(one.type)} *")
+            i, array = arrays[name]
+            parameters.append(f"{c_type(array.type)} *")
             words.append(f"p[{i}]")
         else:
             kind = _scalar_c(task, name, wide)
@@ -633,9 +641,9 @@ def generated(task: KernelTask, wide: bool) -> str:
     call = f"f({', '.join(words)})"
     body = f"*({returns} *)p[{result[0]}] = {call};" if result else f"{call};"
     lists = {
-        "char type": [repr(one.type) for one in task.arrays],
-        "int role": [str(one.role) for one in task.arrays],
-        "int item": [str(one.dtype.itemsize) for one in task.arrays],
+        "char type": [repr(array.type) for array in task.arrays],
+        "int role": [str(array.role) for array in task.arrays],
+        "int item": [str(array.dtype.itemsize) for array in task.arrays],
         "char scalar_type": [repr(task.scalar_types[name]) for name in task.scalars],
     }
     tables = "".join(f"static const {name}[] = {{{', '.join([*values, '0'])}}};\n" for name, values in lists.items())
@@ -658,7 +666,7 @@ def _scalar_c(task: KernelTask, name: str, wide: bool) -> str:
 
 def about(task: KernelTask, draws: Sequence[InputSet]) -> dict[str, Any]:
     """What worker.py must know."""
-    names = {one.name for one in task.arrays}
+    names = {array.name for array in task.arrays}
 
     def shapes(count: str) -> dict[str, list[int]]:
         parts = [part for part in count.split(",") if part.strip()]
@@ -675,13 +683,13 @@ def about(task: KernelTask, draws: Sequence[InputSet]) -> dict[str, Any]:
         "scalar_types": ["f" if task.scalar_types[name] in "fd" else "i" for name in task.scalars],
         "arrays": [
             {
-                "name": one.name,
-                "dtype": DTYPES[one.type].str,
-                "role": one.role,
-                "returned": one.name not in task.order,
-                "shapes": shapes(one.count) if "," in one.count else {},
+                "name": array.name,
+                "dtype": DTYPES[array.type].str,
+                "role": array.role,
+                "returned": array.name not in task.order,
+                "shapes": shapes(array.count) if "," in array.count else {},
             }
-            for one in task.arrays
+            for array in task.arrays
         ],
         "problem": task.problem,
     }
@@ -707,4 +715,4 @@ exec python -I -S supervisor.py
 
 def packages() -> list[str]:
     """Folders of installed packages: a box is shown them read-only where they lie elsewhere than this Python."""
-    return [one for one in sys.path if one.endswith(("site-packages", "dist-packages")) and Path(one).is_dir()]
+    return [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages")) and Path(folder).is_dir()]
