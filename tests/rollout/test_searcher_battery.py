@@ -94,7 +94,7 @@ class NoBest:
 @pytest.mark.parametrize(
     ("broken", "check", "message"),
     [
-        (Invents, "picks", "no candidate"),
+        (Invents, "picks", "not a candidate"),
         (Again, "picks", "being expanded already"),
         (Again, "waits", "while every candidate"),
         (Rolls, "pure", "otherwise when it is asked again"),
