@@ -185,8 +185,8 @@ def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -
         leaves = ends.get(key) or paths.get(_plain(key)) or themselves.get(key) or set()
         if len(leaves) > 1:
             raise UserError(
-                f"{source}: '{key}' is the name of {len(leaves)} attempts, and there is one outcome: name them by their files, or "
-                "by the ids of their traces or sessions"
+                f"{source}: '{key}' is the name of {len(leaves)} attempts, and there is one outcome: name them by their files, "
+                "or by the ids of their traces or sessions"
             )
         if not leaves:
             unmatched.append(key)

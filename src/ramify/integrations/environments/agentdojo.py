@@ -160,8 +160,8 @@ class AgentDojoEnvironment:
         """Whether a checker of the task reads the calls, not the state alone."""
         base = importlib.import_module("agentdojo.base_tasks")
         user, injection = self._of(task)
-        own = type(user).utility_from_traces is not base.BaseUserTask.utility_from_traces
-        return own or (
+        reads_calls = type(user).utility_from_traces is not base.BaseUserTask.utility_from_traces
+        return reads_calls or (
             injection is not None and type(injection).security_from_traces is not base.BaseInjectionTask.security_from_traces
         )
 

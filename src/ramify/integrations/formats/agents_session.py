@@ -41,7 +41,7 @@ def read_sessions(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from the sessions of a file. Returns how many.
 
     A session is an attempt, each branch of an ``AdvancedSQLiteSession`` too; those that begin with the same words of a user are
-    attempts at one task. Raises UserError naming file, session and item, also where the file is no such database, a table is a
+    attempts at one task. Raises UserError naming file, session and item, also where the file is not such a database, a table is a
     view, or its last writes lie beside it (``-wal``). Nothing is left in ``folder`` then."""
 
     def add(run: Run, record: dict[str, Any], place: str, number: int) -> None:
@@ -67,7 +67,7 @@ def _fault(path: Path, error: Exception) -> UserError:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """The file, read-only. Raises UserError where it is no database, or not whole."""
+    """The file, read-only. Raises UserError where it is not a database, or not whole."""
     if not _is_database(path):
         raise UserError(f"{path} is not an SQLite database")
     wal = path.with_name(f"{path.name}-wal")

@@ -276,10 +276,10 @@ def _records(run: Run, chosen: Selection) -> Iterator[dict[str, Any]]:
         ids = _Ids()
         system = "\n\n".join(message.text for message in ended.opening)
         for message in ended.path.messages()[len(ended.opening) :]:
-            own = message.data.get("block") if message.role == "tool" else None
-            message = message if own is not None else ids.renamed(message)
-            role = "assistant" if message.role == "assistant" or own is not None else "user"
-            blocks = list(_blocks(message, own, run))
+            block = message.data.get("block") if message.role == "tool" else None
+            message = message if block is not None else ids.renamed(message)
+            role = "assistant" if message.role == "assistant" or block is not None else "user"
+            blocks = list(_blocks(message, block, run))
             if messages and messages[-1]["role"] == role:
                 messages[-1]["content"] += blocks
             elif blocks:

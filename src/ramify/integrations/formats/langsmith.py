@@ -90,8 +90,8 @@ def _spans(record: Mapping[str, Any], place: str, trace: str = "", parent: str =
     key = text_of(record, "id" if "id" in record else "run_id", place)
     spot = f"{place}: run {key!r}"
     kind = text_of(record, "run_type", spot)
-    own = record.get("trace_id")
-    trace = own if isinstance(own, str) and own else trace or key
+    named = record.get("trace_id")
+    trace = named if isinstance(named, str) and named else trace or key
     above, aboves = record.get("parent_run_id"), record.get("parent_run_ids")
     if above is None and isinstance(aboves, list) and aboves:
         above = aboves[-1]

@@ -87,8 +87,8 @@ def _listed(value: Mapping[str, Any], names: tuple[str, ...], spot: str) -> list
 def _resource(value: Any, spot: str) -> dict[str, Any]:
     if value is None:
         return {}
-    found = _attributes(object_of(value, f"{spot}: 'resource'").get("attributes"), f"{spot}: 'resource'")
-    return {name: text for name, text in found.items() if name in ("service.name", "service.version")}
+    attributes = _attributes(object_of(value, f"{spot}: 'resource'").get("attributes"), f"{spot}: 'resource'")
+    return {name: text for name, text in attributes.items() if name in ("service.name", "service.version")}
 
 
 def _attributes(value: Any, spot: str) -> dict[str, Any]:
@@ -508,8 +508,8 @@ def _error(status: Mapping[str, Any], events: list[tuple[str, dict[str, Any]]], 
         said.get("exception.type", kind),
         said.get("exception.message", status.get("message", status.get("description"))),
     )
-    found = {"type": kind, "message": message}
-    return {k: v for k, v in found.items() if isinstance(v, str) and v} or True
+    error = {"type": kind, "message": message}
+    return {k: v for k, v in error.items() if isinstance(v, str) and v} or True
 
 
 _NAMES = frozenset(name for names in ("task", "reward", "success") for name in ALIASES[names])

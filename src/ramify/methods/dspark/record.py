@@ -131,8 +131,8 @@ class BreakEven(Result):
     @property
     def verdict(self) -> str:
         """Where it pays, and where that is open."""
-        pays = [str(one.requests) for one in self.loads if one.pays]
-        may = [str(one.requests) for one in self.loads if not one.pays and one.verified > 0 and one.interval[1] > 1]
+        pays = [str(load.requests) for load in self.loads if load.pays]
+        may = [str(load.requests) for load in self.loads if not load.pays and load.verified > 0 and load.interval[1] > 1]
         said = [f"drafting promises to pay at {', '.join(pays)} requests at once"] if pays else []
         said += [f"at {', '.join(may)} it is open: the interval holds 1"] if may else []
         return "; ".join(said) or "drafting pays at none of these loads"
@@ -140,14 +140,14 @@ class BreakEven(Result):
     def sections(self) -> Iterable[Section]:
         """The table, and where it pays."""
         rows = [
-            (one.requests, one.plain, one.drafting, one.gain, interval(one.interval), one.depth, one.verified)
-            for one in self.loads
+            (load.requests, load.plain, load.drafting, load.gain, interval(load.interval), load.depth, load.verified)
+            for load in self.loads
         ]
         head = ("requests", "plain, tokens/s", "drafting, tokens/s", "gain", "95 %", "drafts", "verified a request")
-        at = tuple(float(one.requests) for one in self.loads)
+        at = tuple(float(load.requests) for load in self.loads)
         lines = (
-            CurveLine("plain", at, tuple(one.plain for one in self.loads)),
-            CurveLine("drafting", at, tuple(one.drafting for one in self.loads)),
+            CurveLine("plain", at, tuple(load.plain for load in self.loads)),
+            CurveLine("drafting", at, tuple(load.drafting for load in self.loads)),
         )
         yield Section.of(
             "",

@@ -175,7 +175,7 @@ def best_of(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def chance_of_choice(won: np.ndarray, chosen: np.ndarray, successes: np.ndarray, attempts: np.ndarray) -> float:
-    """Two-sided p-value of a choice that is no better than chance, each (tasks,).
+    """Two-sided p-value of a choice that is not better than chance, each (tasks,).
 
     ``won``: success of what was chosen, averaged where ``chosen`` attempts of a task tie; ``successes`` of its ``attempts``
     succeeded. By chance the chosen ones are any of them, so their successes are hypergeometric. Exact for up to ten that tie:
