@@ -61,7 +61,8 @@ _BLOCK_FIELDS = frozenset(
     ]
 )
 """Fields of a block that are known."""
-_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document", "search_result")
+KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document", "search_result")
+"""The kinds of blocks that are read, besides those of tools that the provider runs."""
 
 
 def read_anthropic(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
@@ -100,14 +101,9 @@ def read_exchange(
     if response.get("content") is not None:
         reply = {"role": "assistant", "content": response["content"]}
         stop = str(response.get("stop_reason") or "")
-        said = list(_message(reply, f"{where}: 'response'", keep, exchange))
+        said = list(read_turn(reply, f"{where}: 'response'", keep, exchange))
         replies = [CallReply(said, _STOPS.get(stop, "stop" if stop else ""))]
     return given, replies, {k: v for k, v in response.items() if k not in ("content", "role", "type")}
-
-
-def read_blocks(value: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExchange) -> list[Message]:
-    """One message with content blocks as the messages it becomes. Raises UserError naming ``spot``."""
-    return list(_message(value, spot, keep, exchange))
 
 
 def _system(record: Mapping[str, Any], where: str) -> Iterator[Message]:
@@ -126,10 +122,12 @@ def _messages(record: Mapping[str, Any], where: str, keep: Keep, exchange: ToolE
     if not messages:
         raise UserError(f"{where}: 'messages' is empty")
     for at, value in enumerate(messages):
-        yield from _message(object_of(value, f"{where}: message {at}"), f"{where}: message {at}", keep, exchange)
+        yield from read_turn(object_of(value, f"{where}: message {at}"), f"{where}: message {at}", keep, exchange)
 
 
-def _message(value: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExchange) -> Iterator[Message]:
+def read_turn(value: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExchange) -> Iterator[Message]:
+    """The messages that one of Anthropic's is: the results of tools first, or a reply, cut where the provider ran a tool of its
+    own. Raises UserError naming ``spot`` and block."""
     role, content = text_of(value, "role", spot), value.get("content")
     if role not in ("user", "assistant", "system"):
         raise UserError(f"{spot} has the role '{role}', which is none of user, assistant, system")
@@ -226,7 +224,7 @@ def _shown(block: Mapping[str, Any], spot: str, media: Media) -> str:
     if kind in ("tool_use", "thinking", "redacted_thinking", "tool_result"):
         raise UserError(f"{spot} is of type '{kind}', which does not belong in what is said here")
     if kind not in ("image", "document"):
-        raise UserError(f"{spot} is of type '{kind}', which is none of {', '.join(_KINDS)}")
+        raise UserError(f"{spot} is of type '{kind}', which is none of {', '.join(KINDS)}")
     source = object_of(block.get("source"), f"{spot}: 'source'")
     how = text_of(source, "type", f"{spot}: 'source'")
     if how == "base64":

@@ -28,8 +28,8 @@ from ramify.trace.notes import unread
 
 _OUTSIDE = ("function_call", "custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call")
 _INSIDE = PROVIDERS_OWN
-_SILENT = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response")
-KINDS = ("message", "reasoning", *_OUTSIDE, *(f"{kind}_output" for kind in _OUTSIDE), *_INSIDE, *_SILENT)
+SILENT = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response")
+KINDS = ("message", "reasoning", *_OUTSIDE, *(f"{kind}_output" for kind in _OUTSIDE), *_INSIDE, *SILENT)
 """The types of items that are read. Calls of the second row must be answered by an item of type ``..._output``; those that the
 provider makes itself need no answer, and those of the last row say nothing that an attempt did:
 they are left out, which is said."""
@@ -126,11 +126,11 @@ class _Importer:
             yield Message("system", text_of(record, "instructions", where))
 
     def _messages(self, items: list[Any], where: str, keep: Keep, exchange: ToolExchange, of: str = "") -> Iterator[Message]:
-        turn = _Turn(keep, exchange)
+        turn = ItemTurn(keep, exchange)
         for at, item in enumerate(items):
             spot = f"{where} {at} {of}".rstrip()
             kind = _kind(object_of(item, spot), spot)
-            if kind in _SILENT:
+            if kind in SILENT:
                 self.left_out[kind] = self.left_out.get(kind, 0) + 1
             else:
                 yield from turn.add(item, kind, spot)
@@ -242,7 +242,7 @@ _ITEM_FIELDS = frozenset(
 """Fields of an item that are known."""
 
 
-class _Turn:
+class ItemTurn:
     """Gathers consecutive output items into one message; any input ends it."""
 
     def __init__(self, keep: Keep, exchange: ToolExchange) -> None:

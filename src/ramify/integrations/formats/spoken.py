@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.integrations.formats.anthropic import read_blocks
+from ramify.integrations.formats.anthropic import read_turn
 from ramify.integrations.formats.exchanges import Keep, ToolExchange
 from ramify.integrations.formats.responses import KINDS, read_output
 from ramify.trace.chats import part_of
@@ -76,7 +76,7 @@ def messages_in(value: Any, role: str, spot: str, keep: Keep) -> list[Message]:
         where = f"{spot}: message {at}"
         message = _plain_message(raw, role, where)
         if part_of(message) is not None and message.get("role") in ("user", "assistant", "system"):
-            read += read_blocks(message, where, keep, AnyOrder())
+            read += read_turn(message, where, keep, AnyOrder())
         else:
             read += [read_message(piece, where) for piece in _results_apart(message)]
     return read
