@@ -236,6 +236,8 @@ class _Talk:
         """Where each prompt was given."""
         self.nodes: dict[tuple[str, str], str] = {}
         """Role and text of what was said -> its node."""
+        self.instructed = ""
+        """The instructions, which stand before every history."""
         self.open: set[str] = set()
         self.meta: dict[str, Any] = {}
         self.settings: dict[str, Any] = {}
@@ -250,7 +252,8 @@ class _Talk:
                 self.meta = content
                 text = content.get("base_instructions")
                 text = text.get("text") if isinstance(text, Mapping) else text or content.get("instructions")
-                self.opening += [Message("system", text)] if isinstance(text, str) and text else []
+                if isinstance(text, str) and text:
+                    self.opening, self.instructed = [Message("system", text)], text
         elif entry.kind == "settings":
             self.settings |= content
         elif entry.kind == "usage":
@@ -345,7 +348,9 @@ class _Talk:
         turn = ItemTurn(self.run.put_blob, LooseExchange())
         said = [message for item in history for message in _messages(turn, item, place)]
         said += turn.flush()
-        self.path.compact([self._part(message) for message in said])
+        parts = [self._part(message) for message in said]
+        base = [Span(node, 0, 1) for node in (self.nodes.get(("system", self.instructed)),) if node]
+        self.path.compact([*(part for part in base if part not in parts), *parts])
 
     def _part(self, message: Message) -> Span | Insert:
         node = self.nodes.get((message.role, message.text))
