@@ -104,6 +104,11 @@ _ROWS |= {
 }
 
 
+_ROWS |= {
+    form: [[json.loads(line) for line in readers()[form].example.splitlines()]] for form in ("claude-code", "codex", "atif")
+}
+
+
 def write_seeds(folder: Path) -> dict[str, list[Path]]:
     """Format -> good files and folders, each read by its reader. Formats whose package is not installed are left out."""
     sys.path.append(str(ROOT))  # the harness runs as a script

@@ -19,7 +19,7 @@ from ramify.base.secrets import redact
 from ramify.integrations.formats.exchanges import list_of, object_of, text_of
 from ramify.integrations.formats.responses import KINDS, SILENT, ItemTurn
 from ramify.integrations.formats.sessions import LooseExchange, SessionPath, grow_tree, task_name
-from ramify.trace.aliases import KNOWN, NOTHING, Judged, message_of
+from ramify.trace.aliases import NOTHING, Judged, message_of
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader
@@ -39,6 +39,7 @@ _SILENT_ITEMS = (
 )
 _EVENTS = ("error", "task_started", "turn_started", "task_complete", "turn_complete", "turn_aborted", "thread_rolled_back")
 """Events that say how a turn ended; the others repeat items, or tell a screen what to show."""
+_LIMITS = ("context_window_exceeded", "session_budget_exceeded", "budget_limited")
 _HARNESS = ("<", "# AGENTS.md instructions")
 """How texts begin that Codex puts before the person's."""
 _ITEM = ("id", "type", "role", "content", "summary", "call_id", "name", "arguments", "input", "output", "action", "status")
@@ -255,10 +256,12 @@ class _Talk:
                 if isinstance(text, str) and text:
                     self.opening, self.instructed = [Message("system", text)], text
         elif entry.kind == "settings":
+            self._flush()
             self.settings |= content
         elif entry.kind == "usage":
             self.usage = content or self.usage
         elif entry.kind == "event":
+            self._flush()
             self._event(content)
         elif entry.kind == "compacted":
             self._compact(content["message"], content["history"], entry.place)
@@ -277,13 +280,9 @@ class _Talk:
         elif kind == "thread_rolled_back":
             self._roll_back(event["num_turns"])
         elif kind == "turn_aborted":
-            self.ending = NOTHING._replace(cut=event.get("reason") == "budget_limited")
+            self.ending = NOTHING._replace(cut=event.get("reason") in _LIMITS)
         elif kind == "error" or event.get("error"):
-            error = event["error"] if isinstance(event.get("error"), Mapping) else event
-            code = error.get("codex_error_info")
-            name = next(iter(code), "") if isinstance(code, Mapping) else code
-            known = name if isinstance(name, str) and name != "other" else ""
-            self.ending = KNOWN.judged({"error": {"type": known, "message": message_of(error.get("message"))}}, "")
+            self.ending = _fault(event["error"] if isinstance(event.get("error"), Mapping) else event)
         elif self.ending.failure is not None:
             self.ending = NOTHING
 
@@ -398,6 +397,16 @@ def _messages(turn: ItemTurn, item: Mapping[str, Any], place: str) -> Iterator[M
     if kind not in (*KINDS, "compaction") or kind in SILENT:
         return
     yield from turn.add(known, kind, place)
+
+
+def _fault(error: Mapping[str, Any]) -> Judged:
+    """Whose fault an error is: the context that is full is the model's, anything else is not."""
+    code = error.get("codex_error_info")
+    name = next(iter(code), "") if isinstance(code, Mapping) else code
+    if name in _LIMITS:
+        return NOTHING._replace(cut=True)
+    why = message_of(error.get("message")) or "it gives no reason"
+    return NOTHING._replace(failure=f"{name}: {why}" if isinstance(name, str) and name not in ("", "other") else why)
 
 
 def _told(item: Mapping[str, Any], what: str) -> str:
