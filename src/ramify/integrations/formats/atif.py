@@ -137,6 +137,8 @@ class _Trajectories:
         _spell(said)
         result: Mapping[str, Any] = {} if side else self.result
         judged = KNOWN.judged(result or extra, place)
+        if extra.get("truncated") is True and not result:
+            judged = judged._replace(cut=True)
         kept = ("session_id", "trajectory_id", "notes", "final_metrics", "continued_trajectory_ref", "extra", "agent")
         about = {"record": redact(plain({name: record[name] for name in kept if record.get(name) is not None}))}
         path = SessionPath.begin(run, self._tree(run, said, result, extra, side), next(self.draws))
