@@ -133,7 +133,7 @@ class _Trajectories:
         if not steps:
             raise UserError(f"{place}: 'steps' is empty")
         extra = field_of(dict(record), "extra", dict, place, {})
-        said = [one for at, step in enumerate(steps, 1) for one in self._step(run, step, agent, f"{place}: step {at}")]
+        said = [part for at, step in enumerate(steps, 1) for part in self._step(run, step, agent, f"{place}: step {at}")]
         _spell(said)
         result: Mapping[str, Any] = {} if side else self.result
         judged = KNOWN.judged(result or extra, place)
@@ -144,11 +144,11 @@ class _Trajectories:
         path = SessionPath.begin(run, self._tree(run, said, result, extra, side), next(self.draws))
         embedded = self._embedded(record, place)
         calls: list[tuple[str, str]] = []
-        for number, one in enumerate(said, 1):
+        for number, part in enumerate(said, 1):
             last = number == len(said)
             stop = {"stop": judged.stop} if last and judged.stop else {}
-            node = path.hang(one.message, one.replied, last, {**one.about, **(about if last else {})}, **one.fields, **stop)
-            calls += [(node.id, str(ref.get("trajectory_id"))) for ref in one.refs]
+            node = path.hang(part.message, part.replied, last, {**part.about, **(about if last else {})}, **part.fields, **stop)
+            calls += [(node.id, str(ref.get("trajectory_id"))) for ref in part.refs]
         path.end(judged)
         for caller, name in calls:
             if name in embedded:
@@ -159,17 +159,17 @@ class _Trajectories:
         return path.node.id
 
     def _embedded(self, record: Mapping[str, Any], place: str) -> dict[str, tuple[Mapping[str, Any], str]]:
-        found = {}
+        embedded = {}
         for at, inside in enumerate(list_of(record.get("subagent_trajectories") or [], f"{place}: 'subagent_trajectories'")):
             spot = f"{place}: subagent trajectory {at}"
-            found[text_of(object_of(inside, spot), "trajectory_id", spot)] = (inside, spot)
-        return found
+            embedded[text_of(object_of(inside, spot), "trajectory_id", spot)] = (inside, spot)
+        return embedded
 
     def _tree(self, run: Run, said: list[_Said], result: Mapping[str, Any], extra: Mapping[str, Any], side: bool) -> str:
         named = result.get("task_name") or next(
             (extra[name] for name in ("task_id", "task", "task_name") if extra.get(name)), None
         )
-        prompt = next((one.message.text for one in said if one.message.role == "user" and one.message.text.strip()), "")
+        prompt = next((part.message.text for part in said if part.message.role == "user" and part.message.text.strip()), "")
         if isinstance(named, str) and not side:
             return grow_tree(run, named)
         if prompt:
@@ -241,8 +241,8 @@ def _kept(step: Mapping[str, Any], spot: str) -> dict[str, Any]:
     """What else a step says: when, its numbers without the tokens, and extras."""
     metrics = field_of(dict(step), "metrics", dict, spot, {})
     numbers = {k: v for k, v in metrics.items() if k not in ("prompt_token_ids", "completion_token_ids", "logprobs")}
-    found = {name: step[name] for name in ("timestamp", "extra") if step.get(name) is not None}
-    return found | ({"metrics": numbers} if any(value is not None for value in numbers.values()) else {})
+    kept = {name: step[name] for name in ("timestamp", "extra") if step.get(name) is not None}
+    return kept | ({"metrics": numbers} if any(value is not None for value in numbers.values()) else {})
 
 
 def _content(content: Any, run: Run, spot: str) -> tuple[str, dict[str, Any]]:
@@ -284,36 +284,36 @@ def _tokens(step: Mapping[str, Any], spot: str) -> dict[str, Any]:
     logprobs = field_of(metrics, "logprobs", list, f"{spot}: 'metrics'", None)
     if tokens is None or not len(tokens):
         return {}
-    found: dict[str, Any] = {"tokens": tokens, "sampled": np.ones(len(tokens), np.bool_), "prompt": prompt}
+    arrays: dict[str, Any] = {"tokens": tokens, "sampled": np.ones(len(tokens), np.bool_), "prompt": prompt}
     if logprobs is None:
-        return found
+        return arrays
     if len(logprobs) != len(tokens) or any(type(value) not in (float, int) or abs(value) >= SINGLE for value in logprobs):
         raise UserError(f"{spot}: 'logprobs' must hold a number for each of {len(tokens)} completion tokens")
-    return found | {"logprobs": np.array(logprobs, np.float32)}
+    return arrays | {"logprobs": np.array(logprobs, np.float32)}
 
 
 def _spell(said: list[_Said]) -> None:
     """Give what was said between the replies its tokens, where every reply has them and each prompt continues what was before:
     the last message before a reply holds all that is new in its prompt."""
-    prompts = [one.fields.pop("prompt", None) for one in said]
+    prompts = [message.fields.pop("prompt", None) for message in said]
     before = np.zeros(0, np.int32)
     spelled: dict[int, np.ndarray] = {}
-    for at, one in enumerate(said):
-        if not one.replied:
+    for at, message in enumerate(said):
+        if not message.replied:
             continue
         prompt = prompts[at]
-        if prompt is None or "tokens" not in one.fields or not np.array_equal(prompt[: len(before)], before):
+        if prompt is None or "tokens" not in message.fields or not np.array_equal(prompt[: len(before)], before):
             return
         if at and not said[at - 1].replied:
             spelled[at - 1] = prompt[len(before) :]
         elif len(prompt) > len(before):
             return
-        before = np.concatenate([prompt, one.fields["tokens"]])
+        before = np.concatenate([prompt, message.fields["tokens"]])
     if not len(before):
         return
-    for at, one in enumerate(said):
-        if not one.replied:
-            one.fields["tokens"] = spelled.get(at, np.zeros(0, np.int32))
+    for at, message in enumerate(said):
+        if not message.replied:
+            message.fields["tokens"] = spelled.get(at, np.zeros(0, np.int32))
 
 
 def _result_beside(path: Path) -> Mapping[str, Any]:
@@ -322,10 +322,10 @@ def _result_beside(path: Path) -> Mapping[str, Any]:
         file = folder / _RESULT_FILE
         with suppress(UserError, OSError):
             if file.is_file() and file.stat().st_size <= MAX_LINE:
-                found = read_json(file, dict)
-                if isinstance(found.get("task_name"), str) and "trial_name" in found:
+                result = read_json(file, dict)
+                if isinstance(result.get("task_name"), str) and "trial_name" in result:
                     kept = ("task_name", "verifier_result", "exception_info")
-                    return {name: found[name] for name in kept if found.get(name) is not None}
+                    return {name: result[name] for name in kept if result.get(name) is not None}
     return {}
 
 
@@ -344,11 +344,11 @@ def write_atif(run: Run, out: Path, **settings: Any) -> int:
         return write_table(out, writer.documents(chosen), {}, chosen.max_rows)
     if out.suffix.lower() != ".json":
         raise UserError(f"cannot write {out}: trajectories go into a file that ends in .json, or several into .jsonl")
-    made = [*islice(writer.documents(chosen), min(2, chosen.max_rows or 2))]
-    if len(made) != 1:
-        what = "several attempts, and a .json holds one: write .jsonl" if made else "no attempt that fits the selection"
+    documents = [*islice(writer.documents(chosen), min(2, chosen.max_rows or 2))]
+    if len(documents) != 1:
+        what = "several attempts, and a .json holds one: write .jsonl" if documents else "no attempt that fits the selection"
         raise UserError(f"cannot write {out}: the run holds {what}")
-    write_whole(out, json.dumps(made[0], ensure_ascii=False, allow_nan=False, indent=1).encode("utf-8", "replace"))
+    write_whole(out, json.dumps(documents[0], ensure_ascii=False, allow_nan=False, indent=1).encode("utf-8", "replace"))
     return 1
 
 
@@ -452,14 +452,14 @@ class _Writer:
         """What only a reply has: reasoning, calls, numbers, tokens."""
         node = message.nodes[-1] if message.nodes else None
         calls = message.data.get("tool_calls")
-        made = []
+        written = []
         for number, (call, (name, arguments)) in enumerate(
             zip(calls if isinstance(calls, list) else (), message.message.functions, strict=False)
         ):
             wanted = dict(arguments) if isinstance(arguments, Mapping) else {"arguments": arguments}
             key = str(call.get("id") or f"call_{number}")
-            made.append({"tool_call_id": key, "function_name": str(name), "arguments": plain(wanted)})
-        step |= {"tool_calls": made} if made else {}
+            written.append({"tool_call_id": key, "function_name": str(name), "arguments": plain(wanted)})
+        step |= {"tool_calls": written} if written else {}
         sampled = node is not None and (node.provenance is not None or node.index >= 0)
         if message.data.get("llm_call_count") == 0:
             step["llm_call_count"] = 0
@@ -479,13 +479,13 @@ class _Writer:
         if message.tokens is None or message.sampled is None or not message.sampled.any() or len(message.nodes) != 1:
             return {}
         (node,) = message.nodes
-        found: dict[str, Any] = {"completion_token_ids": message.tokens[message.sampled].tolist()}
+        arrays: dict[str, Any] = {"completion_token_ids": message.tokens[message.sampled].tolist()}
         prompt = self.run.shown(node.id).tokens
         if prompt is not None:
-            found["prompt_token_ids"] = [*prompt.tolist(), *message.tokens[: node.head].tolist()]
+            arrays["prompt_token_ids"] = [*prompt.tolist(), *message.tokens[: node.head].tolist()]
         if node.logprobs is not None and np.isfinite(node.logprobs).all():
-            found["logprobs"] = node.logprobs[message.sampled].tolist()
-        return found
+            arrays["logprobs"] = node.logprobs[message.sampled].tolist()
+        return arrays
 
     def _shown(self, message: TokenMessage) -> str | list[dict[str, Any]]:
         """The text of a message, or its parts where it has images or sounds."""
@@ -531,8 +531,8 @@ def _numbers(response: Mapping[str, Any]) -> dict[str, Any]:
     prompt = of("prompt_tokens", "input_tokens")
     if prompt is not None and "cache_read_input_tokens" in usage:  # Anthropic counts these apart
         prompt += (cached or 0) + (of("cache_creation_input_tokens") or 0)
-    found = {"prompt_tokens": prompt, "completion_tokens": of("completion_tokens", "output_tokens"), "cached_tokens": cached}
-    return {name: value for name, value in found.items() if value is not None}
+    numbers = {"prompt_tokens": prompt, "completion_tokens": of("completion_tokens", "output_tokens"), "cached_tokens": cached}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 EXAMPLE: dict[str, Any] = {

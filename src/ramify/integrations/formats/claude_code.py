@@ -155,10 +155,10 @@ class _Sessions:
         parent = field_of(record, "parentUuid", str, place, None) if chained else self.last.get((session, side))
         if caller is not None:
             self.agents.setdefault(side, caller)
-        found = self._said(record, kind, session, side, parent, place) if kind in _SAID else None
-        if found is None:
-            found = self._told(record, kind, session, side, parent, place)
-        self.places[uuid] = parent if found is None else found
+        group = self._said(record, kind, session, side, parent, place) if kind in _SAID else None
+        if group is None:
+            group = self._told(record, kind, session, side, parent, place)
+        self.places[uuid] = parent if group is None else group
         if not (chained and parent is None and kind not in _SAID):
             self.last[session, side] = uuid
 
@@ -185,8 +185,8 @@ class _Sessions:
                 group.about["error"] = {"type": message_of(record.get("error")), "message": read[-1].text if read else ""}
             elif synthetic:
                 group.kind = "harness"
-            for one in read:
-                self._remember_calls(one, side, at)
+            for spoken in read:
+                self._remember_calls(spoken, side, at)
         elif record.get("isCompactSummary") or (record.get("isSynthetic") and self._kind_at(group.parent) == "boundary"):
             group.kind = "summary"
         elif record.get("isMeta"):
@@ -253,12 +253,12 @@ class _Sessions:
             meta = record.get("compactMetadata", record.get("compact_metadata"))
             before = record.get("logicalParentUuid")
             before = before if isinstance(before, str) and before in self.places else parent or self.last.get((session, side))
-            made = _Group("user", place, session, side, before, kind="boundary", preserved=_preserved(meta))
-            return self._open(made)
+            group = _Group("user", place, session, side, before, kind="boundary", preserved=_preserved(meta))
+            return self._open(group)
         if about.get("type") == "queued_command" and isinstance(about.get("prompt"), str):
-            made = _Group("user", place, session, side, parent)
-            made.content.append(json.dumps(about["prompt"]).encode("utf-8", "surrogatepass"))
-            return self._open(made)
+            group = _Group("user", place, session, side, parent)
+            group.content.append(json.dumps(about["prompt"]).encode("utf-8", "surrogatepass"))
+            return self._open(group)
         if about.get("type") == "max_turns_reached":
             at = self._at(parent)
             if at is not None:
@@ -289,10 +289,10 @@ class _Sessions:
         seen = set()
         while uuid is not None and uuid not in seen:
             seen.add(uuid)
-            found = self.places.get(uuid)
-            if found is None or isinstance(found, int):
-                return found
-            uuid = found
+            group = self.places.get(uuid)
+            if group is None or isinstance(group, int):
+                return group
+            uuid = group
         return None
 
     # making trees
@@ -327,9 +327,13 @@ class _Sessions:
         if len(order) < len(self.groups):
             lost = min(set(range(len(self.groups))) - set(order))
             raise UserError(f"{self.groups[lost].place}: 'parentUuid' leads back to this line")
+
+        def leads_on(at: int) -> bool:
+            return bool(children[at]) or self.groups[at].kind not in ("boundary", "summary")
+
         for at in reversed(order):
-            children[at] = [one for one in children[at] if children[one] or self.groups[one].kind not in ("boundary", "summary")]
-        return children, [at for at in roots if children[at] or self.groups[at].kind not in ("boundary", "summary")]
+            children[at] = [child for child in children[at] if leads_on(child)]
+        return children, [at for at in roots if leads_on(at)]
 
     def _grow(self, run: Run, start: int, children: list[list[int]]) -> None:
         first = self.groups[start]
@@ -356,7 +360,7 @@ class _Sessions:
             while at is not None and not (prompt := self._prompt(at)):
                 at = children[at][0] if children[at] else None
         else:
-            mine = (i for i, one in enumerate(self.groups) if one.session == first.session and not one.side)
+            mine = (i for i, group in enumerate(self.groups) if group.session == first.session and not group.side)
             prompt = next((text for at in mine if (text := self._prompt(at))), "")
         if not prompt:
             return grow_tree(run, f"chat-{next(self.names):06d}", known=False), ""
@@ -441,28 +445,28 @@ def _readable(content: Any, spot: str) -> Any:
         return content or ""
     if not isinstance(content, list):
         raise UserError(f"{spot} must be text or a list of blocks")
-    made = []
+    blocks = []
     for at, block in enumerate(content):
         kind = text_of(object_of(block, f"{spot}, block {at}"), "type", f"{spot}, block {at}")
         if kind == "tool_result":
             text_of(block, "tool_use_id", f"{spot}, block {at}")
             if isinstance(block.get("content"), list):
                 block = {**block, "content": _readable(block["content"], f"{spot}, block {at}: 'content'")}
-            made.append(block)
+            blocks.append(block)
         elif kind in (*KINDS, "server_tool_use", "mcp_tool_use") or kind.endswith("_tool_result"):
-            made.append(block)
+            blocks.append(block)
         else:
             unread({kind: "block"}, (), "block")
-            made.append({"type": "text", "text": as_text(block)})
-    return made
+            blocks.append({"type": "text", "text": as_text(block)})
+    return blocks
 
 
 def _preserved(meta: Any) -> list[str]:
     """Uuids of the lines that a compaction kept as they were."""
     kept = meta.get("preservedMessages", meta.get("preserved_messages")) if isinstance(meta, Mapping) else None
     names = [name for name in ("allUuids", "all_uuids", "uuids") if isinstance(kept, Mapping) and name in kept]
-    found: Any = kept[names[0]] if isinstance(kept, Mapping) and names else []
-    return [uuid for uuid in found if isinstance(uuid, str)] if isinstance(found, list) else []
+    uuids: Any = kept[names[0]] if isinstance(kept, Mapping) and names else []
+    return [uuid for uuid in uuids if isinstance(uuid, str)] if isinstance(uuids, list) else []
 
 
 def _fault(why: str) -> Judged:

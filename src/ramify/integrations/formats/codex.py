@@ -172,9 +172,9 @@ class _Rollout:
             self._keep(place, "event", {"type": "error", "message": why})
         else:
             item = field_of(record, "item", dict, place)
-            for made in self._run_item(item, kind, f"{place}: 'item'", number):
-                self._read(made, place)
-                self._keep(place, "item", made)
+            for each in self._run_item(item, kind, f"{place}: 'item'", number):
+                self._read(each, place)
+                self._keep(place, "item", each)
 
     def _run_item(self, item: dict[str, Any], kind: str, spot: str, number: int) -> Iterator[dict[str, Any]]:
         """An item of ``codex exec --json`` as items of the Responses interface."""
@@ -207,18 +207,18 @@ class _Rollout:
 
     def end(self, run: Run) -> None:
         """Make the trees. Raises UserError where the file holds no message."""
-        talk, made = _Talk(self, run), 0
+        talk, attempts = _Talk(self, run), 0
         with noting():  # what is not understood was counted line by line
             for entry in self.entries:
                 content = json.loads(entry.content)
                 with at_place(entry.place):
                     if entry.kind == "thread":
-                        made += talk.finish()
+                        attempts += talk.finish()
                         talk = _Talk(self, run)
                     else:
                         talk.take(entry, content)
-            made += talk.finish()
-        if not made:
+            attempts += talk.finish()
+        if not attempts:
             raise UserError(f"{self.path} holds no message of a session")
         for name, many in self.left_out.items():
             run.log("ignored", name, {"count": many, "what": "lines"})
