@@ -79,6 +79,23 @@ def test_a_compaction_is_the_context_of_what_follows(tmp_path: Path) -> None:
         assert run.node(run.attempts()[0].leaf).text == "It is fixed."
 
 
+def test_what_a_compaction_kept_may_be_said_again(tmp_path: Path) -> None:
+    again = line("b9", "k1", text("It is fixed."), "m2")
+    summary = line("k1", "x", "The summary.", isCompactSummary=True)
+    more = [boundary("x", "b1"), summary, again, line("u2", "b9", "Go on."), line("c1", "u2", text("Done."), "m3")]
+    with read(write(tmp_path / "s.jsonl", *claude(), *more), tmp_path / "run") as run:
+        assert len(run.attempts()) == 1
+        *_, last = run.nodes(FIX)
+        kept = [("user", "The summary."), ("assistant", "It is fixed."), ("user", "Go on.")]
+        assert [(one.role, one.text) for one in run.shown(last.id).messages] == kept
+
+
+def test_lines_that_name_no_parents_follow_each_other(tmp_path: Path) -> None:
+    lines = [one | {"parentUuid": None} for one in claude() if one["type"] in ("user", "assistant")]
+    with read(write(tmp_path / "s.jsonl", *lines), tmp_path / "run") as run:
+        assert [role for role, _ in paths(run, FIX)[0]] == ["user", "assistant", "tool", "tool", "assistant"]
+
+
 def side(uuid: str, parent: str | None, content: Any, reply: str = "") -> dict[str, Any]:
     return line(uuid, parent, content, reply) | {"isSidechain": True}
 

@@ -130,6 +130,22 @@ def test_what_exec_prints(tmp_path: Path) -> None:
         assert [attempt.failure for attempt in run.attempts()] == ["stream disconnected", None]
 
 
+def test_a_subagents_rollout_without_its_parents_history(tmp_path: Path) -> None:
+    meta = rollout("session_meta", id="s2", parent_thread_id="s1", subagent_history_start_ordinal=3) | {"ordinal": 0}
+    copied = [speech("user", FIX) | {"ordinal": 1}, speech("assistant", "I look.") | {"ordinal": 2}]
+    own = [item("agent_message", author="root", content="Look around.") | {"ordinal": 3}, speech("assistant", "Nothing here.")]
+    with read(write(tmp_path / "r.jsonl", meta, *copied, *own), tmp_path / "run") as run:
+        (path,) = paths(run, "subagent: root: Look around.")
+        assert path == [("user", "root: Look around."), ("assistant", "Nothing here.")]
+        assert run.memo("ignored", IgnoredPart)["history of the parent"].count == 2
+
+
+def test_prompts_that_stand_among_the_events_only(tmp_path: Path) -> None:
+    lines = [record for record in codex() if record["payload"].get("role") != "user"]
+    with read(write(tmp_path / "r.jsonl", *lines), tmp_path / "run") as run:
+        assert [role for role, _ in paths(run, FIX)[0]] == ["system", "user", "assistant", "tool", "tool", "assistant"]
+
+
 def test_old_rollouts_are_bare_lines(tmp_path: Path) -> None:
     bare = [record["payload"] for record in codex() if record["type"] == "response_item"]
     first = {"id": "s1", "timestamp": "2025-07-01T00:00:00Z", "instructions": "You are an agent.", "git": {}}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,8 @@ class _Group:
     """The group with the results of its calls."""
     preserved: list[str] = field(default_factory=list)
     """Uuids of the lines that a compaction kept."""
+    kept: list[int] = field(default_factory=list)
+    """Groups that were said again after a compaction."""
     ending: Judged = NOTHING
     nodes: list[str] = field(default_factory=list)
 
@@ -174,9 +176,13 @@ class _Sessions:
             return None
         with at_place(place):  # says now what is wrong with it, when its line is known
             read = [*read_turn({"role": kind, "content": content}, place, lambda data: "", LooseExchange())]
+        raw = json.dumps(content, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        if self._is_replay(kind, message, content, raw, side, parent):
+            self._leave_out("repeated line")
+            return None
         at = self._group_of(record, kind, message, content, session, side, parent, place)
         group = self.groups[at]
-        group.content.append(json.dumps(content, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+        group.content.append(raw)
         if kind == "assistant":
             group.about |= {name: message[name] for name in _ABOUT if message.get(name) is not None}
             synthetic = message.get("model") == "<synthetic>"
@@ -192,6 +198,20 @@ class _Sessions:
         elif record.get("isMeta"):
             group.kind = "harness"
         return at
+
+    def _is_replay(self, kind: str, message: Mapping[str, Any], content: Any, raw: bytes, side: str, parent: str | None) -> bool:
+        """Whether a line says again what stood before, as some do after a compaction: then the compaction kept it."""
+        if kind == "assistant":
+            old = self.replies.get((side, str(message.get("id"))))
+        else:
+            caller = next((self.calls.get((side, key)) for key in _answers(content)), None)
+            old = None if caller is None else self.groups[caller].results
+        if old is None or raw not in self.groups[old].content:
+            return False
+        before = self._at(parent)
+        if before is not None and self.groups[before].kind in ("boundary", "summary"):
+            self.groups[before].kept.append(old)
+        return True
 
     def _kind_at(self, uuid: str | None) -> str:
         at = None if uuid is None else self.places.get(uuid)
@@ -221,8 +241,7 @@ class _Sessions:
         if kind == "assistant":
             key = (side, str(message.get("id") or f"at {place}"))
             return self.replies.setdefault(key, self._open(new)) if key not in self.replies else self.replies[key]
-        blocks = content if isinstance(content, list) else []
-        new.answers = {str(block["tool_use_id"]) for block in blocks if block.get("type") == "tool_result"}
+        new.answers = set(_answers(content))
         self._name_agent(record, new.answers)
         caller = next((at for key in sorted(new.answers) if (at := self.calls.get((side, key))) is not None), None)
         if caller is None:
@@ -316,6 +335,7 @@ class _Sessions:
             if at is None and group.parent is not None and group.parent not in self.places:
                 unread({"parentUuid": group.parent}, (), "line whose parent is missing")
             above.append(at)
+        _chain_unchained(self.groups, above)
         children: list[list[int]] = [[] for _ in self.groups]
         for at, parent in enumerate(above):
             if parent is not None:
@@ -377,12 +397,12 @@ class _Sessions:
 
     def _hang(self, path: SessionPath, group: _Group, last: bool) -> None:
         messages = [*self._messages(path.run, group)]
-        if group.kind == "boundary":
-            kept = dict.fromkeys(at for uuid in group.preserved if (at := self._at(uuid)) is not None)
-            path.compact([Span(node, 0, 1) for at in kept for node in self.groups[at].nodes])
-            return
-        if group.kind == "summary":
-            path.compact([*(Insert(message.text, role="user") for message in messages), *(path.shown or ())])
+        if group.kind in ("boundary", "summary"):
+            told = [Insert(message.text, role="user") for message in messages]
+            kept = dict.fromkeys([*(self._at(uuid) for uuid in group.preserved), *group.kept])
+            spans = [Span(node, 0, 1) for at in kept if at is not None for node in self.groups[at].nodes]
+            before = (path.shown or ()) if group.kind == "summary" else ()
+            path.compact([*told, *before, *(span for span in spans if span not in before)])
             return
         about = {"result": redact(plain(group.about["result"]))} if "result" in group.about else {}
         if group.kind == "error":
@@ -433,6 +453,23 @@ class _Sessions:
         for content in contents:
             value = {"role": group.role, "content": content}
             yield from read_turn(value, group.place, run.put_blob, LooseExchange())
+
+
+def _chain_unchained(groups: list[_Group], above: list[int | None]) -> None:
+    """Lines none of which names the one before it follow each other as they stand: some tools write sessions without."""
+    talks: dict[tuple[str, str], list[int]] = {}
+    for at, group in enumerate(groups):
+        talks.setdefault((group.session, group.side), []).append(at)
+    for talk in talks.values():
+        if len(talk) > 2 and all(groups[at].parent is None for at in talk) and not any(groups[at].side for at in talk):
+            for before, at in pairwise(talk):
+                above[at] = before
+
+
+def _answers(content: Any) -> list[str]:
+    """Ids of the calls whose results a content holds."""
+    blocks = content if isinstance(content, list) else []
+    return [str(block["tool_use_id"]) for block in blocks if block.get("type") == "tool_result"]
 
 
 def _blocks(content: Any) -> list[Any]:

@@ -43,6 +43,7 @@ _LIMITS = ("context_window_exceeded", "session_budget_exceeded", "budget_limited
 _HARNESS = ("<", "# AGENTS.md instructions")
 """How texts begin that Codex puts before the person's."""
 _ITEM = ("id", "type", "role", "content", "summary", "call_id", "name", "arguments", "input", "output", "action", "status")
+_META = ("base_instructions", "instructions", "source", "parent_thread_id")
 _RUN_ITEMS = {"command_execution": "command", "file_change": "changes", "mcp_tool_call": "arguments", "web_search": "query"}
 """Items of ``codex exec --json`` that are calls -> their arguments."""
 
@@ -85,6 +86,10 @@ class _Rollout:
         self.path = path
         self.entries: list[_Entry] = []
         self.left_out: dict[str, int] = {}
+        self.prompted = False
+        """Whether prompts stand among the items; else they are taken from the events."""
+        self.begins = 0
+        """The number of the first line that is not the history of the parent of a subagent."""
         self.draws, self.names = count(), count(1)
 
     # reading
@@ -101,6 +106,10 @@ class _Rollout:
                 raise UserError(f"{place}: 'type' is missing")
             return
         kind = text_of(record, "type", place)
+        ordinal = record.get("ordinal")
+        if isinstance(ordinal, int) and 0 < ordinal < self.begins:
+            self._leave_out("history of the parent")
+            return
         if kind in KINDS and "payload" not in record:
             self._item(record, kind, place)
         elif kind in _STREAM or (kind == "error" and "message" in record):
@@ -117,7 +126,9 @@ class _Rollout:
 
     def _line(self, payload: dict[str, Any], kind: str, place: str) -> None:
         if kind == "session_meta":
-            self._keep(place, "meta", {name: payload.get(name) for name in ("base_instructions", "instructions", "source", "id")})
+            begins = payload.get("subagent_history_start_ordinal")
+            self.begins = begins if isinstance(begins, int) and not self.begins else self.begins
+            self._keep(place, "meta", {name: payload.get(name) for name in _META})
         elif kind == "turn_context":
             settings = {name: payload[name] for name in ("model", "effort") if isinstance(payload.get(name), str)}
             self._keep(place, "settings", settings)
@@ -136,6 +147,9 @@ class _Rollout:
                 if name == "thread_rolled_back":
                     field_of(payload, "num_turns", int, f"{place}: 'payload'")
                 self._keep(place, "event", {key: payload[key] for key in kept if payload.get(key) is not None})
+            elif name == "user_message" and isinstance(payload.get("message"), str):
+                part = {"type": "input_text", "text": payload["message"]}
+                self._keep(place, "asked", {"type": "message", "role": "user", "content": [part]})
             else:
                 self._leave_out("event_msg")
 
@@ -148,11 +162,15 @@ class _Rollout:
         elif kind in _SILENT_ITEMS:
             self._leave_out(kind)
             return
+        elif kind == "agent_message" and isinstance(item.get("content"), str):  # of another agent
+            text = f"{item.get('author')}: {item['content']}"
+            item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
         elif kind not in KINDS and compacted(item) is None:
             unread({kind: "item"}, (), "item")
             return
         self._read(item, place)
         self._keep(place, "item", item)
+        self.prompted = self.prompted or any(map(_is_prompt, _messages(ItemTurn(lambda data: "", LooseExchange()), item, place)))
 
     def _read(self, item: Mapping[str, Any], place: str) -> None:
         """Say now what is wrong with an item, when its line is known."""
@@ -212,7 +230,9 @@ class _Rollout:
             for entry in self.entries:
                 content = json.loads(entry.content)
                 with at_place(entry.place):
-                    if entry.kind == "thread":
+                    if entry.kind == "asked" and self.prompted:
+                        self._leave_out("event_msg")
+                    elif entry.kind == "thread":
                         attempts += talk.finish()
                         talk = _Talk(self, run)
                     else:
@@ -288,7 +308,7 @@ class _Talk:
 
     def _say(self, message: Message) -> None:
         replied = message.role == "assistant"
-        prompt = message.role == "user" and bool(message.text.strip()) and not message.text.lstrip().startswith(_HARNESS)
+        prompt = _is_prompt(message)
         if self.path is None:
             if not (prompt or replied):
                 self.opening.append(message)
@@ -304,7 +324,8 @@ class _Talk:
 
     def _open(self, prompt: str) -> None:
         source = self.meta.get("source")
-        aside = "subagent: " if isinstance(source, Mapping) and "subagent" in source else ""
+        called = (isinstance(source, Mapping) and "subagent" in source) or self.meta.get("parent_thread_id")
+        aside = "subagent: " if called else ""
         name = f"{aside}{task_name(prompt)}" if prompt else f"chat-{next(self.rollout.names):06d}"
         tree = grow_tree(self.run, name, known=bool(prompt))
         self.path = SessionPath.begin(self.run, tree, next(self.rollout.draws))
@@ -386,6 +407,11 @@ class _Talk:
             self.held = self.held or (Message("user", ""), {})
         self._end()
         return self.made
+
+
+def _is_prompt(message: Message) -> bool:
+    """Whether a person, or another agent, wrote it."""
+    return message.role == "user" and bool(message.text.strip()) and not message.text.lstrip().startswith(_HARNESS)
 
 
 def _messages(turn: ItemTurn, item: Mapping[str, Any], place: str) -> Iterator[Message]:
