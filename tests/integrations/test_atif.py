@@ -15,7 +15,7 @@ from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.integrations.formats.atif import write_atif
 from ramify.trace.db import Run
-from ramify.trace.intake import take
+from ramify.trace.intake import IgnoredPart, take
 from ramify.trace.node import Annotation, Node
 from ramify.trace.notes import noting
 
@@ -119,6 +119,19 @@ def test_tokens_and_logprobs(tmp_path: Path) -> None:
     torn["steps"][3]["metrics"]["prompt_token_ids"] = [1, 2, 7]  # the prompt was changed: only replies have tokens
     with read(write(tmp_path / "torn.json", torn), tmp_path / "torn") as run:
         assert [node.tokens is not None for node in run.nodes(OSLO)[1:]] == [False, False, True, False, True]
+
+
+def test_a_large_document_is_read_without_the_ids_of_its_prompts(tmp_path: Path) -> None:
+    many = spelled()
+    many["steps"][2]["metrics"]["prompt_token_ids"] = [12345] * (1 << 22)
+    (tmp_path / "t.json").write_text(json.dumps(many, indent=1))
+    assert (tmp_path / "t.json").stat().st_size > 1 << 24
+    with read(tmp_path / "t.json", tmp_path / "run") as run:
+        assert [node.tokens is not None for node in run.nodes(OSLO)[1:]] == [False, False, True, False, True]
+        assert "prompt_token_ids" in run.memo("ignored", IgnoredPart)
+    (tmp_path / "x.json").write_text(json.dumps(trajectory("x" * (1 << 24))))
+    with pytest.raises(UserError, match=r"x.json is one trajectory of more than 16777216 bytes, also without"):
+        take([tmp_path / "x.json"], tmp_path / "no")
 
 
 def test_images_are_placeholders(tmp_path: Path) -> None:

@@ -67,6 +67,9 @@ _STEP = frozenset(
 )
 _RESULT = frozenset(("source_call_id", "content", "subagent_trajectory_ref", "extra"))
 _RESULT_FILE = "result.json"
+_PROMPTS = re.compile(rb'(?<="prompt_token_ids":)\s*\[[\d,\s]*\]')
+_MOST = 16 * MAX_LINE
+"""A larger file is not read."""
 
 
 def read_atif(path: Path, folder: Path) -> int:
@@ -75,11 +78,27 @@ def read_atif(path: Path, folder: Path) -> int:
     Raises UserError naming file, step and field: on a version that is none of ATIF 1, a field of a wrong type, and token ids and
     log-probs that do not fit each other. Nothing is left in ``folder`` then.
     """
-    if path.is_file() and path.stat().st_size > MAX_LINE and _begins_as_one(path):
-        raise UserError(
-            f"{path} is one trajectory of more than {MAX_LINE} bytes: leave out 'prompt_token_ids', or write JSON lines"
-        )
-    return import_records(path, folder, MAKER, _Trajectories(path).add, read_items(path))
+    records, lean = read_items(path), _begins_as_one(path)
+    if lean:  # the ids of every prompt repeat all that was before: without them most documents are small enough
+        records = iter([(1, _without_prompts(path))])
+
+    def end(run: Run) -> None:
+        if lean:
+            run.log("ignored", "prompt_token_ids", {"count": 1, "what": "trajectories that are too large with it"})
+
+    return import_records(path, folder, MAKER, _Trajectories(path).add, records, end=end)
+
+
+def _without_prompts(path: Path) -> dict[str, Any]:
+    """The trajectory in a file that is too large to be parsed whole, without the token ids of its prompts. Raises UserError."""
+    text = path.read_bytes() if path.stat().st_size <= _MOST else b"x" * (MAX_LINE + 1)
+    text = _PROMPTS.sub(b"null", text)
+    if len(text) > MAX_LINE:
+        raise UserError(f"{path} is one trajectory of more than {MAX_LINE} bytes, also without its 'prompt_token_ids'")
+    try:
+        return dict(object_of(json.loads(text), f"{path}:1"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
 
 
 def _matches(path: Path, first: Mapping[str, Any] | None) -> bool:
