@@ -35,7 +35,7 @@ _OUTCOMES = ("reward_info", "verifier_result")
 #: agent's message is none: both are the agent's.
 _AGENTS = re.compile(r"agent_?error|format|parse|invalid|assert|tool_?(call)?_?error")
 _LIMITS = re.compile(
-    r"max|limit|length|context|cost|budget|time_?out|timed_?out|time_?limit|deadline|truncat|too_?many|too_?long|over_?long"
+    r"max|limit|length|context|cost|budget|time_?out|timed_?out|time_?(limit|exceeded)|execution_time|deadline|truncat|too_?many|too_?long|over_?long"
 )
 _OTHERS = re.compile(
     r"rate_?limit|infra|environment|verifier|network|connect|server|provider|docker|sandbox|api|user_?error|crash"

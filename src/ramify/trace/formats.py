@@ -6,18 +6,20 @@ import csv
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ramify.base import registry
 from ramify.base.errors import UserError, nearest
+from ramify.base.words import plural
 from ramify.trace import chats, dot, foreign, jsonl, parquet
 from ramify.trace.aliases import Fields
 from ramify.trace.lines import first_record, parquet_columns, read_items
-from ramify.trace.notes import skipping
+from ramify.trace.notes import noting, skipping
 from ramify.trace.shapes import normal
 
 
@@ -44,6 +46,8 @@ class Reader:
     """Which fields a user may name: "task", "reward"; none where the format defines them."""
     example: str = ""
     """A small file of the format, as text: what ``ramify check reader NAME`` reads, and breaks."""
+    general: bool = False
+    """Whether another reader that fits knows the file better."""
 
     def make(self, path: Path, folder: Path, fields: Fields | None = None) -> int:
         """``read``, with the fields that the user named. Raises UserError where the format takes no field names."""
@@ -95,7 +99,7 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
             raise UserError(f"unknown format '{name}' ({nearest(name, known)})")
         return known[name]
     number, first = _first(path)
-    found = [reader for reader in known.values() if _fits(reader, path, first)]
+    found = _fitting(path, first)
     if len(found) == 1:
         return found[0]
     if found:
@@ -107,11 +111,38 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
             raise UserError(f"{path} holds no record")
     shown = ", ".join(map(repr, list(first or {})[:8])) or "no key"
     near = nearest_readers(first or {}, known)
-    like = f"the nearest {'format is' if len(near) == 1 else 'formats are'} {' and '.join(near)}" if near else "no format is near"
-    raise UnknownFormatError(
-        f"{path}:{number}: an object with the keys {shown}, which is of no format known here: {like}; name one with --from "
-        "(`ramify import --help` lists them)"
+    like = (
+        f"the nearest {'format is' if len(near) == 1 else 'formats are'} {' and '.join(map(str, near))}"
+        if near
+        else "no format is near"
     )
+    lacks = f", and it lacks {near[0].missing()}" if near and near[0].lacks else ""
+    raise UnknownFormatError(
+        f"{path}:{number}: an object with the keys {shown}, which is of no format known here{_shape(path, first or {})}: "
+        f"{like}{lacks}; name one with --from (`ramify import --help` lists them)"
+    )
+
+
+def _shape(path: Path, first: Mapping[str, Any]) -> str:
+    """How many objects a file holds, and what the first fields of one are that hold more than a word, as a clause in brackets."""
+    most = 1000
+    with suppress(UserError), noting(skip_bad=True):
+        objects = sum(1 for _ in islice(read_items(path), most + 1))
+        many = [f"one of {f'more than {most:,}' if objects > most else objects}"] if objects > 1 else []
+        inside = [f"{key!r} is {what}" for key, value in first.items() if (what := _inside(value))]
+        said = ", ".join([*many, *inside[:3]])
+        return f" ({said})" if said else ""
+    return ""
+
+
+def _inside(value: Any) -> str:
+    """What a field holds that is a list or an object; "" for anything else."""
+    if isinstance(value, Mapping):
+        return f"an object of {', '.join(map(repr, list(value)[:4]))}" if value else "an empty object"
+    if not isinstance(value, list):
+        return ""
+    keys = list(value[0])[:4] if value and isinstance(value[0], Mapping) else []
+    return f"a list of {plural(len(value), 'object')} with {', '.join(map(repr, keys))}" if keys else f"a list of {len(value)}"
 
 
 def _first(path: Path) -> tuple[int, dict[str, Any] | None]:
@@ -164,24 +195,53 @@ def _is_table(lines: list[str]) -> bool:
     return len(rows) == 2 and len(rows[0]) > 1 and named and not lines[1].startswith(("{", "["))
 
 
-def nearest_readers(first: Mapping[str, Any], known: Mapping[str, Reader]) -> list[str]:
-    """The formats whose example has keys most like those of a record, with these keys; none where nothing is near."""
+@dataclass(frozen=True, slots=True)
+class NearFormat:
+    """A format whose example a record is like."""
+
+    name: str
+    keys: tuple[str, ...]
+    lacks: tuple[str, ...]
+    """Keys of the example that the record does not have."""
+
+    def __str__(self) -> str:
+        """Its name, with the first keys of its example."""
+        return f"{self.name} ({_some(self.keys)})"
+
+    def missing(self) -> str:
+        """The first keys of its example that are missing."""
+        return f"{_some(self.lacks)} of {self.name}"
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join([*map(repr, names[:most]), *(["..."] if len(names) > most else [])])
+
+
+def nearest_readers(first: Mapping[str, Any], known: Mapping[str, Reader]) -> list[NearFormat]:
+    """The formats whose example has keys most like those of a record; none where nothing is near."""
     ranked = []
     for reader in known.values():
-        keys = list(json.loads(reader.example.splitlines()[0])) if reader.example.startswith("{") else []
+        keys = tuple(json.loads(reader.example.splitlines()[0])) if reader.example.startswith("{") else ()
         near = sum(bool(difflib.get_close_matches(key, map(str, first), 1, 0.75)) for key in keys)
         if near:
-            ranked.append((-near / len(keys), f"{reader.name} ({', '.join(map(repr, keys))})"))
-    return [name for _, name in sorted(ranked)[:2]]
+            lacks = tuple(key for key in keys if key not in first)
+            ranked.append((-near / len(keys), NearFormat(reader.name, keys, lacks)))
+    return [near for _, near in sorted(ranked, key=lambda one: (one[0], str(one[1])))[:2]]
 
 
 def formats(path: Path) -> list[str]:
     """Names of the formats that a file seems to have; raises nothing."""
     try:
         first = _first(path)[1]
-        return [reader.name for reader in readers().values() if _fits(reader, path, first)]
+        return [reader.name for reader in _fitting(path, first)]
     except UserError:
         return []
+
+
+def _fitting(path: Path, first: Mapping[str, Any] | None) -> list[Reader]:
+    """The readers whose format a file has; a general one only where no other has it."""
+    found = [reader for reader in readers().values() if _fits(reader, path, first)]
+    return [reader for reader in found if not reader.general] or found
 
 
 def _fits(reader: Reader, path: Path, first: Mapping[str, Any] | None) -> bool:
@@ -229,6 +289,7 @@ for _reader in (
         ("task", "reward"),
         '{"task": "sum", "messages": [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": "3"}], "reward": '
         "1.0}\n",
+        general=True,
     ),
     Reader(
         "steps",

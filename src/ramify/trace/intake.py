@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from ramify.trace.foreign import end_attempt
 from ramify.trace.formats import UnknownFormatError, pick_reader
 from ramify.trace.node import Annotation, AttemptRecord, Context, Finding, Node, Provenance, Score, Span, TokenValues, content_id
 from ramify.trace.notes import noting, skipped, skipping
-from ramify.trace.outcomes import beside, matching
+from ramify.trace.outcomes import beside, has_reports, matching, reported
 
 KIND = "imported"
 """Journal entries of a run: a file it was made from, by the hash of its bytes."""
@@ -288,13 +289,20 @@ def _digest(path: Path) -> str:
 
 
 def _remember(run: Run, key: str, file: Path, root: Path, taken: Taken, ends: Sequence[str]) -> None:
-    """Note the file in the run, with its attempt where it holds one, which gets the outcome that lies beside the file."""
+    """Note the file in the run, with its attempt where it holds one. Attempts get the outcomes that lie beside the file."""
     one = {"end": ends[0]} if len(ends) == 1 else {}
     run.log(KIND, key, {"file": _named(file, root), "form": taken.forms[-1], **one})
     judged = beside(file, root) if one else None
-    if judged is not None and all(score.value is None for score in run.scores(node=ends[0], scorer=IMPORTED)):
-        end_attempt(run, run.node(ends[0]), judged, next(iter(run.attempts(leaf=ends[0])), None))
-        taken.given += 1
+    if judged is None and not has_reports(file, root):
+        return
+    trees = [run.node(end).tree for end in ends]
+    names = {tree: str(run.tree_info(tree).task.get("id", tree)) for tree, count in Counter(trees).items() if count == 1}
+    told = reported(file, root, set(names.values())) if judged is None else {}
+    for end, tree in zip(ends, trees, strict=True):
+        outcome = judged or told.get(names.get(tree, ""))
+        if outcome is not None and all(score.value is None for score in run.scores(node=end, scorer=IMPORTED)):
+            end_attempt(run, run.node(end), outcome, next(iter(run.attempts(leaf=end)), None))
+            taken.given += 1
 
 
 def _held(source: Run, run: Run) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -25,7 +25,7 @@ _PIECE = 1 << 16
 _WRAPPED = "simulations"
 """The field in which a results file of tau2-bench has its attempts."""
 _SPACE = re.compile(r"[ \t\r\n]*")
-_BETWEEN = re.compile(r"[ \t\r\n]*(,?)[ \t\r\n]*")
+_QUOTE = '"'
 
 
 def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -74,10 +74,18 @@ def read_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             return
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
+    if is_large(path) and _first_line(path) <= MAX_LINE:
+        raise UserError(f"{path} is one JSON object of more than {MAX_LINE} bytes: write its records one a line")
     document = read_document(path)
     for number, record in [(1, document)] if isinstance(document, dict) else read_lines(path):
         inside = record.get(_WRAPPED, [])
         yield from enumerate(inside, 1) if _is_list(inside) else [(number, record)]
+
+
+def _first_line(path: Path) -> int:
+    """The length of a file's first line, up to one that is too long."""
+    with path.open("rb") as file:
+        return len(file.readline(MAX_LINE + 1))
 
 
 def _opens(path: Path) -> str:
@@ -91,11 +99,28 @@ def _opens(path: Path) -> str:
 
 def _listed(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of the JSON list that the file is; memory holds one of them."""
-    with path.open(encoding="utf-8-sig") as file, _decoding(path):
-        text = file.read(_PIECE).lstrip()
-        while not text:
-            text = file.read(_PIECE).lstrip()
-        yield from _items(path, file, text[1:], True)
+    with _scanned(path) as scan:
+        scan.next()
+        scan.take()
+        for _, value in scan.items("item {} of the list", "the list"):
+            yield value
+        scan.close("the list")
+
+
+def read_members(path: Path) -> Iterator[tuple[str, int, Any]]:
+    """(name, number, value) of each member of the JSON object that the file is; of a list of objects each of them, numbered
+    from 1. Any other value, also an empty list, has number 0. Memory is that of one value.
+
+    Raises UserError naming file and member: where the file is anything else, or one value is longer than 16 MiB."""
+    with _scanned(path) as scan:
+        for name in scan.members():
+            if scan.next() == "[" and scan.after() == "{":
+                scan.take()
+                for number, value in scan.items(f"item {{}} of '{name}'", f"'{name}'"):
+                    yield name, number, value
+            else:
+                yield name, 0, scan.value(f"{path}: '{name}'")
+        scan.close("the object")
 
 
 def read_within(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -104,142 +129,145 @@ def read_within(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str
 
     Raises UserError naming file and item, also where there is no such list."""
     try:
-        with path.open(encoding="utf-8-sig") as file, _decoding(path):
-            document = _Document(path, file, keys)
-            document.enter()
-            number = 0
-            items = _items(path, file, document.text[document.at :], False)
-            while True:
-                try:
-                    number, record = number + 1, next(items)
-                except StopIteration as end:
-                    document.text, document.at = str(end.value), 0
-                    break
-                yield number, record
-            document.leave()
+        with _scanned(path) as scan:
+            yield from scan.within(keys, f"{path}: it is not one JSON object with a list under '{'.'.join(keys)}'")
+            scan.close("the document")
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
 
 
-@dataclass
-class _Document:
-    """The one JSON object of a file around a list, read piece by piece."""
+@contextmanager
+def _scanned(path: Path) -> Iterator[_Scan]:
+    """A file whose values are read one by one. Raises UserError naming the file."""
+    with path.open(encoding="utf-8-sig") as file:
+        scan = _Scan(file, path)
+        try:
+            yield scan
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}:{scan.number}: item {scan.number} of the list, or one near it: not UTF-8") from error
+        except RecursionError as error:
+            raise UserError(f"{path}:{scan.number}: item {scan.number} of the list: nested too deeply") from error
 
-    path: Path
-    file: TextIO
-    keys: Sequence[str]
-    text: str = ""
-    at: int = 0
 
-    def fault(self) -> UserError:
-        return UserError(f"{self.path}: it is not one JSON object with a list under '{'.'.join(self.keys)}'")
+class _Scan:
+    """Reads the values of a JSON file one after another; memory holds one of them and a piece of the file."""
 
-    def enter(self) -> None:
-        """Pass over what stands before the list, its opening bracket included."""
-        depth = 0
-        self._take("{")
-        while depth < len(self.keys):
-            if self._mark() != '"':
-                raise self.fault()
-            key = self._value()
-            self._take(":")
-            if key == self.keys[depth]:
-                depth += 1
-                self._take("[" if depth == len(self.keys) else "{")
-            else:
-                self._value()
-                self._take(",")
+    def __init__(self, file: TextIO, path: Path) -> None:
+        self.file, self.path = file, path
+        self.text, self.at, self.number = "", 0, 1
 
-    def leave(self) -> None:
-        """Pass over what follows the list's closing bracket: further members, and the end of each object."""
-        for _ in self.keys:
-            while self._mark() == ",":
-                self._take(",")
-                self._value()
-                self._take(":")
-                self._value()
-            self._take("}")
-        if self._mark():
-            raise UserError(f"{self.path}: text follows the document")
-
-    def _more(self) -> bool:
-        piece = self.file.read(max(_PIECE, len(self.text) - self.at))
-        self.text, self.at = self.text[self.at :] + piece, 0
-        return bool(piece)
-
-    def _mark(self) -> str:
-        """The next character that is not space; "" at the end."""
+    def next(self) -> str:
+        """The next character that is not space, which stays there; "" at the end."""
         while True:
-            spaces = _SPACE.match(self.text, self.at)
-            assert spaces is not None
-            self.at = spaces.end()
-            if self.at < len(self.text) or not self._more():
+            space = _SPACE.match(self.text, self.at)
+            assert space is not None
+            self.at = space.end()
+            if self.at < len(self.text) or not self._more(_PIECE):
                 return self.text[self.at : self.at + 1]
 
-    def _take(self, mark: str) -> None:
-        if self._mark() != mark:
-            raise self.fault()
+    def take(self) -> None:
+        """Pass over the next character."""
         self.at += 1
 
-    def _value(self) -> Any:
-        decode = json.JSONDecoder().raw_decode
-        while self._mark():
-            with suppress(ValueError):
+    def after(self) -> str:
+        """The character after the next one that is not space either."""
+        self.at += 1
+        mark = self.next()
+        self.text, self.at = "[" + self.text[self.at :], 0
+        return mark
+
+    def value(self, spot: str, opens: str = "") -> Any:
+        """The value that starts here, with the character ``opens`` where one is given."""
+        if opens and self.next() != opens:
+            raise UserError(f"{spot} is not {'text' if opens == _QUOTE else 'an object'}")
+        self.next()
+        decode, size, fault = json.JSONDecoder().raw_decode, _PIECE, ""
+        while True:
+            if len(self.text) - self.at > MAX_BRACKETS and (
+                self.text.count("[", self.at) + self.text.count("{", self.at) > MAX_BRACKETS
+            ):
+                raise UserError(f"{spot}: more than {MAX_BRACKETS:,} lists and objects in one line or document")
+            try:
                 value, end = decode(self.text, self.at)
-                if end < len(self.text):  # a number may continue in the next piece
+                if end < len(self.text) or isinstance(value, (dict, list, str)) or not self._more(size):
                     self.at = end
                     return value
-            if len(self.text) - self.at > MAX_LINE or not self._more():
-                break
-        raise self.fault()
-
-
-@contextmanager
-def _decoding(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8") from error
-    except RecursionError as error:
-        raise UserError(f"{path}: nested too deeply") from error
-
-
-def _items(path: Path, file: TextIO, text: str, alone: bool) -> Generator[dict[str, Any], None, str]:
-    """The objects of a list whose opening bracket was read; ``alone``: nothing may follow it. Returns what was read beyond it."""
-    decode = json.JSONDecoder().raw_decode
-    number, at, size = 1, 0, _PIECE
-    try:
-        while True:
-            spot, fault = f"{path}:{number}: item {number} of the list", "it ends inside the list"
-            between = _BETWEEN.match(text, at)
-            assert between is not None
-            start = between.end()
-            if start < len(text):
-                if text[start] == "]" and not between[1]:
-                    if alone and (text[start + 1 :].strip() or file.read(1).strip()):
-                        raise UserError(f"{path}: text follows the list")
-                    return text[start + 1 :]
-                if bool(between[1]) != (number > 1) or text[start] != "{":
-                    raise UserError(f"{spot} is not an object")
-                if len(text) - start > MAX_BRACKETS and text.count("[", start) + text.count("{", start) > MAX_BRACKETS:
-                    raise UserError(f"{spot}: more than {MAX_BRACKETS:,} lists and objects in one line or document")
-                try:
-                    record, at = decode(text, start)
-                    yield record
-                    number, size = number + 1, _PIECE
-                    continue
-                except ValueError as error:  # broken, or cut where the piece ends: reading more decides
-                    fault = f"not JSON ({error.args[0].split(': line')[0]})"
-            if len(text) - at > MAX_LINE:
+                continue  # a number that may go on
+            except ValueError as error:  # broken, or cut where the piece ends: reading more decides
+                fault = f"not JSON ({error.args[0].split(': line')[0]})"
+            if len(self.text) - self.at > MAX_LINE:
                 raise UserError(f"{spot}: it is longer than {MAX_LINE} characters")
-            more = file.read(min(size, MAX_LINE + 1 - len(text) + at))
-            if not more:
+            if not self._more(min(size, MAX_LINE + 1 - len(self.text) + self.at)):
                 raise UserError(f"{spot}: {fault}")
-            text, at, size = text[at:] + more, 0, 2 * size
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}:{number}: item {number} of the list, or one near it: not UTF-8") from error
-    except RecursionError as error:
-        raise UserError(f"{path}:{number}: item {number} of the list: nested too deeply") from error
+            size *= 2
+
+    def members(self) -> Iterator[str]:
+        """The name of each member of the object that starts here; its value stands next, and must be read before going on."""
+        if self.next() != "{":
+            raise UserError(f"{self.path} is not one JSON object")
+        self.take()
+        first = True
+        while (mark := self.next()) != "}":
+            if not first and mark != ",":
+                raise UserError(f"{self.path} is not JSON: a comma is missing after a member of the object")
+            if not first:
+                self.take()
+            name, first = self.value(f"{self.path}: a name in the object", _QUOTE), False
+            if self.next() != ":":
+                raise UserError(f"{self.path}: '{name}' is followed by no value")
+            self.take()
+            yield name
+        self.take()
+
+    def within(self, keys: Sequence[str], fault: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(number, object) of the list under ``keys``. Raises UserError with ``fault`` where there is none."""
+        there = False
+        if self.next() != "{":
+            raise UserError(fault)
+        for name in self.members():
+            if name != keys[0] or there:
+                self.value(f"{self.path}: '{name}'")
+                continue
+            there = True
+            if len(keys) > 1:
+                yield from self.within(keys[1:], fault)
+            elif self.next() != "[":
+                raise UserError(fault)
+            else:
+                self.take()
+                yield from self.items("item {} of the list", "the list")
+        if not there:
+            raise UserError(fault)
+
+    def items(self, called: str, inside: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(number, object) of the list whose bracket was taken, up to its end."""
+        self.number = 1
+        while True:
+            spot = f"{self.path}:{self.number}: {called.format(self.number)}"
+            mark = self.next()
+            comma = mark == ","
+            if comma:
+                self.take()
+                mark = self.next()
+            if not mark:
+                raise UserError(f"{spot}: it ends inside {inside}")
+            if mark == "]" and not comma:
+                self.take()
+                return
+            if comma != (self.number > 1):
+                raise UserError(f"{spot} is not an object")
+            yield self.number, self.value(spot, "{")
+            self.number += 1
+
+    def close(self, what: str) -> None:
+        """Raises UserError where more than space follows."""
+        if self.next():
+            raise UserError(f"{self.path}: text follows {what}")
+
+    def _more(self, size: int) -> bool:
+        piece = self.file.read(size)
+        self.text, self.at = self.text[self.at :] + piece, 0
+        return bool(piece)
 
 
 def read_conversations(
@@ -271,10 +299,50 @@ def first_record(path: Path) -> tuple[int, dict[str, Any] | None]:
             return 1, None
         number, value, _ = _start(path)
     except (OSError, ValueError, RecursionError):
-        return 1, None
+        number, value = 1, _head(path)
     if isinstance(value, dict) and _is_list(value.get(_WRAPPED)):
         value = value[_WRAPPED][0]
     return number, value if isinstance(value, dict) else None
+
+
+def is_large(path: Path) -> bool:
+    """Whether a file is one JSON object of more than 16 MiB, over as many lines as it has."""
+    try:
+        if not path.is_file() or path.stat().st_size <= MAX_LINE or _opens(path) != "{":
+            return False
+        _start(path)
+    except (OSError, ValueError, RecursionError):
+        return True
+    return False
+
+
+def _head(path: Path) -> dict[str, Any] | None:
+    """A large object with the first item of each of its lists; None where the file is none."""
+    head: dict[str, Any] = {}
+    try:
+        for name, number, value in read_members(path) if is_large(path) else ():
+            if number <= 1:
+                head[name] = [value] if number else value
+            if name == _WRAPPED:
+                break
+    except (OSError, UserError):
+        return None
+    return head or None
+
+
+def read_documents(path: Path, slim: Callable[[str, dict[str, Any]], dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """:func:`read_items`, also of one object of more than 16 MiB: it is read item by item, each as ``slim(list, item)`` leaves
+    it."""
+    if not is_large(path):
+        yield from read_items(path)
+        return
+    record: dict[str, Any] = {}
+    for name, number, value in read_members(path):
+        if number:
+            record.setdefault(name, []).append(slim(name, value))
+        else:
+            record[name] = value
+    yield 1, record
 
 
 def _is_list(value: Any) -> bool:
@@ -315,7 +383,9 @@ def _start(path: Path) -> tuple[int, Any, bool]:
         except ValueError:
             if line.lstrip(b"\xef\xbb\xbf \t")[:1] not in (b"{", b"["):
                 raise
-        return number, _loads(line + file.read(MAX_LINE + 1 - len(line)), str(path)), True
+        if os.fstat(file.fileno()).st_size > MAX_LINE:  # what is cut off is not parsed
+            raise ValueError("longer than is read at once")
+        return number, _loads(line + file.read(), str(path)), True
 
 
 def _loads(raw: bytes, place: str) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ramify.base.files import reason
 from ramify.trace.aliases import ALIASES, IMPORTED, KNOWN, Judged
 from ramify.trace.db import Run
 from ramify.trace.foreign import end_attempt
-from ramify.trace.lines import read_items
+from ramify.trace.lines import MAX_LINE, read_items, read_json
 from ramify.trace.node import Node
 
 _LISTS = {
@@ -26,6 +27,7 @@ _YES = ("true", "yes", "pass", "passed", "resolved", "success", "solved", "corre
 _NO = ("false", "no", "fail", "failed", "unresolved", "failure", "unsolved", "incorrect", "wrong")
 _FILES = ("path", "file", "filename", "trajectory", "trial_name", "trial")
 _BESIDE = ("reward.txt", "reward.json")
+_RESULTS = ("results.json", "report.json")
 _REPORTS = (*_BESIDE, "report.json")
 _ENDINGS = (".gz", ".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".eval")
 
@@ -69,16 +71,56 @@ def _reward(file: Path) -> Judged:
 
 def beside(file: Path, root: Path) -> Judged | None:
     """The outcome in a ``verifier/reward.txt`` or ``reward.json`` beside a file, in its folder or one above it up to ``root``."""
-    folders = (
-        [file.parent, file.parent.parent]
-        if file == root
-        else [above for above in file.parents if above == root or root in above.parents]
-    )
-    for folder in folders if str(file) != "-" else ():
+    for folder in _above(file, root):
         for name in _BESIDE:
             if (folder / "verifier" / name).is_file():
                 return _reward(folder / "verifier" / name)
     return None
+
+
+def has_reports(file: Path, root: Path) -> bool:
+    """Whether anything lies beside a file that :func:`reported` may read."""
+    return any((folder / name).exists() for folder in _above(file, root) for name in (*_RESULTS, "results", "logs"))
+
+
+def reported(file: Path, root: Path, tasks: Collection[str]) -> dict[str, Judged]:
+    """Outcomes of ``tasks`` in the reports of SWE-bench beside a file: ``results.json`` or ``report.json`` in its folder, in
+    ``results`` there, or in ``logs/TASK``, or in a folder above it up to ``root``. The nearest counts."""
+    told: dict[str, Judged] = {}
+    for folder in reversed(_above(file, root)):
+        files = [place / name for place in (folder / "results", folder) for name in _RESULTS]
+        if (folder / "logs").is_dir():
+            files += [folder / "logs" / task / "report.json" for task in tasks if Path(task).name == task]
+        for report in files:
+            if report.is_file() and report != file and report.stat().st_size <= MAX_LINE:
+                told |= {task: judged for task, judged in _of_report(report, report.stat().st_mtime_ns).items() if task in tasks}
+    return told
+
+
+@lru_cache(maxsize=8)
+def _of_report(file: Path, changed: int) -> Mapping[str, Judged]:
+    """The outcomes in a file, where it has the form of a report: lists of ids, or ``resolved`` by id; else nothing."""
+    try:
+        report = read_json(file, dict)
+    except UserError:
+        return {}
+    lists = {name: report[name] for name in _LISTS if isinstance(report.get(name), list)}
+    flags = all(isinstance(value, Mapping) and isinstance(value.get("resolved"), bool) for value in report.values())
+    if not lists and not (flags and report):
+        return {}
+    try:
+        return dict(_json(file))
+    except UserError:
+        return {}
+
+
+def _above(file: Path, root: Path) -> list[Path]:
+    """The folders in which something may lie that is about a file, the nearest first."""
+    if str(file) == "-":
+        return []
+    if file == root:
+        return [file.parent, file.parent.parent]
+    return [folder for folder in file.parents if folder == root or root in folder.parents]
 
 
 def outcome_of(value: Any, place: str) -> Judged:
