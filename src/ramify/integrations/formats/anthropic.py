@@ -414,6 +414,7 @@ register("reader", "anthropic")(
         read_anthropic,
         ("task", "reward"),
         "\n".join(map(json.dumps, EXAMPLE)),
+        general=True,
     )
 )
 register("writer", "anthropic")(

@@ -20,7 +20,7 @@ from ramify.integrations.formats.spans import TracedSpan, nanoseconds, read_span
 from ramify.integrations.formats.spoken import parsed
 from ramify.trace.aliases import ALIASES, KNOWN, Fields
 from ramify.trace.formats import Reader
-from ramify.trace.lines import MAX_LINE, first_record, read_items, read_within
+from ramify.trace.lines import is_large, read_items, read_within
 from ramify.trace.notes import unread
 
 _WHOLE = ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs", "batches")
@@ -47,7 +47,7 @@ def read_otlp(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
 def _big(path: Path) -> str | None:
     """The field in which a document that is too large to be read at once has its spans; None of any other file."""
     try:
-        if path.stat().st_size <= MAX_LINE or first_record(path)[1] is not None:
+        if not is_large(path):
             return None
         with path.open("rb") as file:
             opens = _BIG.match(file.read(1 << 12))

@@ -442,5 +442,6 @@ register("reader", "responses")(
         read_responses,
         ("task", "reward"),
         "\n".join(map(json.dumps, EXAMPLE)),
+        general=True,
     )
 )
