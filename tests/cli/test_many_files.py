@@ -214,6 +214,9 @@ def test_compressed_and_encoded_files_are_read(
         (b"Step 1: look\nStep 2: go\n", "log.jsonl is text that is not JSON at character 1: 'Step 1: look'"),
         (b'{"task_id": 1, "mesages": []}', "log.jsonl:1: an object with the keys 'task_id', 'mesages', which is of no format"),
         (b'{"mesages": [], "task": 1}', "the nearest formats are chats ('task', 'messages', 'reward')"),
+        (b'{"mesages": [{"who": 1}], "task": 1}', "('mesages' is a list of 1 object with 'who')"),
+        (b'{"mesages": [], "task": 1}', "and it lacks 'messages', 'reward' of chats"),
+        (b'[{"x": 1}, {"x": {"y": 1}}]', "which is of no format known here (one of 2): no format is near"),
         (gzip.compress(b'{"x": 1}', mtime=0), "log.jsonl:1: an object with the keys 'x'"),
     ],
 )

@@ -63,12 +63,13 @@ ODD_VALUES = (
 class Watch:
     """Ends the process with a traceback where a file takes too long, and tells the peak of memory since it was set."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: int = SECONDS) -> None:
+        self.seconds = seconds
         faulthandler.register(signal.SIGPROF, chain=True)
 
     def start(self) -> None:
         """From now on."""
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, self.seconds)
         Path("/proc/self/clear_refs").write_text("5")
         self.before = self._status("VmRSS")
 

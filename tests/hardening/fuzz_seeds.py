@@ -99,8 +99,9 @@ _ROWS: dict[str, list[list[dict[str, Any]]]] = {
 
 
 _ROWS |= {
-    form: [[json.loads(line) for line in readers()[form].example.splitlines()]]
-    for form in ("anthropic", "responses", "sharegpt", "otlp", "langfuse", "langsmith", "har", "openai-batch")
+    form: [[json.loads(line) for line in reader.example.splitlines()]]
+    for form, reader in readers().items()
+    if reader.example.startswith("{") and form not in (*_ROWS, "steps")
 }
 
 

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from ramify.trace.formats import readers
+
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-#: What can be read wherever ramify is installed: the samples do not depend on what else is.
+#: Formats whose good files are written by ``fuzz_seeds.py``, and every other whose reader has an example as JSON lines.
 FORMS = (
     "run",
     "chats",
@@ -25,20 +27,13 @@ FORMS = (
     "trl",
     "verl",
     "verifiers",
-    "anthropic",
-    "responses",
-    "sharegpt",
-    "otlp",
-    "langfuse",
-    "langsmith",
-    "har",
-    "openai-batch",
     "agents-session",
     "verify-or-ship",
     "world",
     "sqlite",
     "values",
 )
+EXAMPLES = tuple(name for name, reader in readers().items() if reader.example.startswith("{") and name not in FORMS)
 
 
 def fuzz(folder: Path, count: int, seed: int, *forms: str) -> dict:
@@ -52,10 +47,22 @@ def fuzz(folder: Path, count: int, seed: int, *forms: str) -> dict:
 
 
 def test_broken_files_are_read_or_refused(tmp_path: Path) -> None:
-    figures = fuzz(tmp_path, 90, 14, *FORMS)
-    for form in FORMS:
-        assert figures["formats"][form]["refused"] > 0
-    assert sum(one["files"] for one in figures["formats"].values()) == 90
+    forms = (*FORMS, *EXAMPLES)
+    figures = fuzz(tmp_path, 7 * len(forms), 14, *forms)
+    assert figures["formats"].keys() == set(forms)
+    assert all(one["files"] == 7 for one in figures["formats"].values())
+    refused = sum(one["refused"] for one in figures["formats"].values())
+    assert 3 * len(forms) < refused < 7 * len(forms)
+
+
+def test_every_reader_takes_files_of_20_megabytes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "large.py"), str(tmp_path / "large")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures.keys() >= {"chats", *EXAMPLES}
+    assert sum("read" in figure["ends"] for figure in figures.values()) > len(figures) // 2, figures  # others need whole attempts
 
 
 @pytest.mark.timeout(400)

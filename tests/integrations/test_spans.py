@@ -292,7 +292,6 @@ def test_one_span_of_the_sdk_and_a_large_document(tmp_path: Path, monkeypatch: p
     assert talk(view) == [TALK[0], TALK[3]]
     whole = {"resourceSpans": export(span("a", in_parts([ASKED], LOOKED)))["resourceSpans"] * 3, "more": {"x": [1]}}
     monkeypatch.setattr(lines, "MAX_LINE", 3000)
-    monkeypatch.setattr("ramify.integrations.formats.opentelemetry.MAX_LINE", 3000)
     (view,) = read(write(tmp_path / "large.json", whole), "otlp")
     assert talk(view) == TALK[:2]
     (tmp_path / "cut.json").write_text(json.dumps(whole)[:-20])

@@ -59,7 +59,7 @@ def test_a_format_is_named_or_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         convert.read_run(chat, tmp_path / "run", "steps")
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(registry, "_parts", dict(registry._parts))
-    also = formats.Reader("also-chats", "x", lambda path, first: bool(first), lambda path, folder: 0)
+    also = formats.Reader("also-chats", "x", lambda path, first: bool(first), lambda path, folder: 0, general=True)
     registry.register("reader", "also-chats")(also)
     with pytest.raises(UserError, match=r"fits several formats: name one with --from \(also-chats, chats\)"):
         formats.pick_reader(chat)
