@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -291,6 +291,8 @@ class Verb:
         """Resolve the settings, call the function, and print and keep the result that it returns."""
         given = self.__signature__.bind(*args, **kwargs).arguments
         options = {key: given.pop(name) for name, key in self._keys.items() if given.get(name) is not None}
+        for name, record in self._records().items():
+            given[name] = record(**{own.name: given.pop(own.name) for own in fields(record) if own.name in given})
         as_json = bool(given.pop(JSON, False))
         settings, first = self.settings(), []
         if self.more is not None:
@@ -334,6 +336,13 @@ class Verb:
             code = max(code, answer.exit_code)
         return code
 
+    def _records(self) -> dict[str, Any]:
+        """Parameters of the function that are records of options: each field is an option of the verb."""
+        hints = _hints(self.function, self.settings())
+        return {
+            name: hint for name, hint in hints.items() if is_dataclass(hint) and name != "return" and hint is not self.settings()
+        }
+
     def switches(self) -> list[tuple[str, Any]]:
         """Switches that the function need not declare."""
         return [(JSON, Json)] if self.returns() else []
@@ -343,7 +352,13 @@ class Verb:
         hints = _hints(self.function, settings)
         written = inspect.signature(self.function).parameters
         skipped = self.UNSEEN | ({names[0]} if settings else {"more"} if self.more else set())
-        shown = [_parameter(written[name], hints[name]) for name in names if name not in skipped]
+        records = self._records()
+        shown = [
+            parameter
+            for name in names
+            if name not in skipped
+            for parameter in (_spread(records[name]) if name in records else [_parameter(written[name], hints[name])])
+        ]
         shown += [_switch(name, hint) for name, hint in self.switches() if name not in names]
         if settings is not None:
             shown.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Files))
@@ -455,6 +470,12 @@ def _parameter(parameter: inspect.Parameter, hint: Any) -> inspect.Parameter:
     positional = mark.group == (ARGUMENTS,)
     kind = inspect.Parameter.POSITIONAL_ONLY if positional else inspect.Parameter.KEYWORD_ONLY
     return parameter.replace(kind=kind, annotation=Annotated[hint, Parameter.combine(mark, Parameter(**more))])
+
+
+def _spread(record: Any) -> list[inspect.Parameter]:
+    """The fields of a record of options as parameters for the parser."""
+    hints, written = get_type_hints(record, include_extras=True), inspect.signature(record).parameters
+    return [_parameter(written[entry.name], hints[entry.name]) for entry in fields(record)]
 
 
 def _is_list(hint: Any) -> bool:

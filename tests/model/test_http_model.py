@@ -426,7 +426,7 @@ def test_bad_names_are_one_sentence() -> None:
         with pytest.raises(UserError, match=words) as caught:
             find_model(spec)
         assert "canary" not in str(caught.value)
-    with pytest.raises(UserError, match="chat or completions, not 'talk'"):
+    with pytest.raises(UserError, match="chat, completions, anthropic, responses, not 'talk'"):
         HttpModel("http://127.0.0.1:1/v1", "m", "talk")
 
 

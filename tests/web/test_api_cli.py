@@ -14,7 +14,7 @@ from api_server import NAME, client, served
 from zoo import save_checkpoint
 
 from ramify.cli.main import main
-from ramify.cli.serve import _welcome, find_served
+from ramify.cli.serve import EngineOptions, _welcome, find_served
 from ramify.engine.local import LocalModel
 from ramify.methods.dspark.drafter_files import for_target, save_drafter
 
@@ -31,6 +31,8 @@ HELLO: list[Any] = [{"role": "user", "content": "go to the hall"}]
         (["chat:m@http://127.0.0.1:1/v1", "--drafter", "d"], 2, "names one elsewhere"),
         (["builtin", "--middleware", "pinz"], 2, "did you mean 'pins'"),
         (["builtin", "--drafter", "nowhere"], 2, "nowhere"),
+        (["builtin", "--pass-key"], 2, "--pass-key sends clients' keys to an endpoint"),
+        (["anthropic:m@http://10.0.0.1/v1", "--pass-key"], 2, "clients' keys to 10.0.0.1 unencrypted"),
         (["builtin", "--verify", "closely"], 2, "--verify is coupled or rejection, not 'closely'"),
     ],
 )
@@ -62,7 +64,7 @@ def test_a_drafter_changes_no_seeded_reply_and_tells_what_came_of_it(tmp_path: P
     assert isinstance(local, LocalModel)
     drafter = for_target(local.module, layers=1, block=4, rank=4)
     save_drafter(drafter, tmp_path / "drafter")
-    drafted, gauges = find_served("builtin", 4, tmp_path / "drafter", "fixed:3")
+    drafted, gauges = find_served("builtin", 4, EngineOptions(drafter=tmp_path / "drafter", schedule="fixed:3"))
     request: dict[str, Any] = {"model": NAME, "messages": HELLO, "temperature": 1.5, "max_tokens": 16, "logit_bias": {"4": -100}}
 
     def replies(ai: openai.OpenAI) -> list[str | None]:

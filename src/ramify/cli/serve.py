@@ -1,4 +1,5 @@
-"""``ramify serve``: an OpenAI-compatible server of any model, on the local engine or as a proxy of another endpoint."""
+"""``ramify serve``: a server of any model for OpenAI's and Anthropic's clients, on the local engine or as a proxy of another
+endpoint."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,32 +33,54 @@ ROWS = 64
 """Samples that run at once by default; also how many are forwarded to an endpoint at once."""
 
 
-@app.itself()
-def serve(
-    model: Annotated[str, argument(help="builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or a registered NAME.")],
-    host: Annotated[str, option(help="Address to bind; beyond this machine a token is needed.")] = "127.0.0.1",
-    port: Annotated[int, option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+@dataclass(frozen=True)
+class Bound:
+    """Where a server is, and to whom it answers."""
+
+    host: Annotated[str, option(help="Address to bind; beyond this machine a token is needed.")] = "127.0.0.1"
+    port: Annotated[int, option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000
     allow_host: Annotated[
         list[str] | None, option(metavar="NAME", help="A further host name of this server (a proxy's, a service's); repeatable.")
-    ] = None,
+    ] = None
     token: Annotated[
         bool, option("--token", help="Require a token: RAMIFY_TOKEN, or one that is generated and printed once.")
-    ] = False,
-    name: Annotated[str, option(help="What clients call the model; default: its own name.")] = "",
-    chat_template: Annotated[Path | None, option(metavar="FILE", help="Chat template (jinja) to use.")] = None,
-    drafter: Annotated[Path | None, option(metavar="DIR", help="Speculate with this drafter (ramify dspark train).")] = None,
+    ] = False
+    pass_key: Annotated[
+        bool, option("--pass-key", help="Send each client's own key on to the endpoint, instead of one of the environment's.")
+    ] = False
+    timeout: Annotated[float, option(help="Seconds within which a request must be answered.", min=1)] = 600.0
+    drain: Annotated[float, option(help="Seconds for open requests to finish after Ctrl-C or SIGTERM.", min=0)] = 30.0
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How a model in this process samples."""
+
+    chat_template: Annotated[Path | None, option(metavar="FILE", help="Chat template (jinja) to use.")] = None
+    drafter: Annotated[Path | None, option(metavar="DIR", help="Speculate with this drafter (ramify dspark train).")] = None
     schedule: Annotated[
         str, option(help="With --drafter: off, fixed:K, threshold:T, greedy, stale2 (default with a profile).")
-    ] = "",
+    ] = ""
     verify: Annotated[
         str,
         option(
             help="With --drafter: rejection sampling, or coupled (common random numbers: the same tokens as without a drafter). "
             "Seeded requests are always coupled."
         ),
-    ] = "rejection",
-    max_sequences: Annotated[int, option(help="Samples that run at once.", min=1)] = ROWS,
-    max_waiting: Annotated[int, option(help="Samples that may wait; further requests are answered with 429.", min=0)] = 256,
+    ] = "rejection"
+    kv_memory: Annotated[
+        int, option(metavar="MIB", help="Most memory for keys and values of running samples; 0 sets no bound.", min=0)
+    ] = 0
+    device: Device = ""
+    dtype: Dtype = ""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much runs and waits at once."""
+
+    max_sequences: Annotated[int, option(help="Samples that run at once.", min=1)] = ROWS
+    max_waiting: Annotated[int, option(help="Samples that may wait; further requests are answered with 429.", min=0)] = 256
     max_per_client: Annotated[
         int,
         option(
@@ -64,49 +88,80 @@ def serve(
             help="Running and waiting samples of one client ('user', else address); 0: half of all, at least --max-sequences.",
             min=0,
         ),
-    ] = 0,
-    kv_memory: Annotated[
-        int, option(metavar="MIB", help="Most memory for keys and values of running samples; 0 sets no bound.", min=0)
-    ] = 0,
-    device: Device = "",
-    dtype: Dtype = "",
-    record: Annotated[str, option(metavar="RUN", help="Keep every conversation as a tree in this run.")] = "",
-    redact: Annotated[bool, option("--redact", help="With --record: redact e-mail addresses, keys and phone numbers.")] = False,
-    middleware: Annotated[list[str] | None, option(metavar="NAME[:ARG]", help="Wrap the model; the first is outermost.")] = None,
-    score: Annotated[list[str] | None, option(metavar="NAME[:ARG]", help="Score replies with this judge or monitor.")] = None,
-    timeout: Annotated[float, option(help="Seconds within which a request must be answered.", min=1)] = 600.0,
-    drain: Annotated[float, option(help="Seconds for open requests to finish after Ctrl-C or SIGTERM.", min=0)] = 30.0,
+    ] = 0
+
+
+@dataclass(frozen=True)
+class Around:
+    """What is put around the model."""
+
+    record: Annotated[str, option(metavar="RUN", help="Keep every conversation as a tree in this run.")] = ""
+    redact: Annotated[bool, option("--redact", help="With --record: redact e-mail addresses, keys and phone numbers.")] = False
+    middleware: Annotated[list[str] | None, option(metavar="NAME[:ARG]", help="Wrap the model; the first is outermost.")] = None
+    score: Annotated[list[str] | None, option(metavar="NAME[:ARG]", help="Score replies with this judge or monitor.")] = None
+
+
+_MODEL = "builtin, hf:PATH, chat:MODEL@URL, completions:, anthropic: or responses:MODEL@URL, or a registered NAME."
+
+
+@app.itself()
+def serve(
+    model: Annotated[str, argument(help=_MODEL)],
+    bound: Bound,
+    engine: EngineOptions,
+    load: Load,
+    around: Around,
+    name: Annotated[str, option(help="What clients call the model; default: its own name.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Serve a model to OpenAI clients: chats, completions, streaming, tools, log-probs, seeds; health and Prometheus metrics.
+    """Serve a model to OpenAI's and Anthropic's clients: chats, Responses, Messages, streaming, tools; health and metrics.
 
     Ctrl-C or SIGTERM shuts down gracefully: no new requests, open ones finish. A second signal ends it at once.
     """
-    if redact and not record:
+    if around.redact and not around.record:
         raise UserError("--redact is about what --record keeps; give --record RUN with it")
     from ramify.model.middleware import wrap
     from ramify.web.api import Api
     from ramify.web.limits import Guard, Slots
     from ramify.web.server import MAX_CONNECTIONS, address, open_server
 
-    made, secret = _secret(token, host)
-    inner, gauges = find_served(model, max_sequences, drafter, schedule, kv_memory, verify, device, dtype, chat_template)
-    wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
+    made, secret = _secret(bound.token, bound.host)
+    inner, gauges = find_served(model, load.max_sequences, engine)
+    if bound.pass_key:
+        _check_passed(inner)
+    wrapped = wrap(inner, [*(around.middleware or []), *(f"score:{judge}" for judge in around.score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
-    recorder = _recorder(record, model, middleware or [], getattr(inner, "template", None), redact) if record else None
+    recorder = _recorder(around, model, getattr(inner, "template", None)) if around.record else None
     try:
-        api = Api(wrapped, public, Slots(max_sequences, max_waiting, max_per_client), recorder, gauges)
-        guard = Guard(api.app(), host, secret, seconds=timeout, allowed=allow_host or (), probe="/health", count=api.count)
-        server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_sequences + max_waiting), drain)
+        slots = Slots(load.max_sequences, load.max_waiting, load.max_per_client)
+        api = Api(wrapped, public, slots, recorder, gauges, pass_key=bound.pass_key)
+        allowed = bound.allow_host or ()
+        guard = Guard(api.app(), bound.host, secret, seconds=bound.timeout, allowed=allowed, probe="/health", count=api.count)
+        connections = MAX_CONNECTIONS + 2 * (load.max_sequences + load.max_waiting)
+        server, listener = open_server(guard, bound.port, connections, bound.drain)
         with listener:
-            url = address(host, listener) + "v1"
-            welcome = _welcome(url, public, made, token, getattr(inner, "defaults", {}))
+            url = address(bound.host, listener) + "v1"
+            welcome = _welcome(url, public, made, bound.token, getattr(inner, "defaults", {}))
             emit({"url": url, "model": public, "token": made or None}, as_json, welcome)
             server.run(sockets=[listener])
     finally:
         if recorder is not None:
             recorder.close()
     say(_farewell(guard.cut + server.unread))
+
+
+def _check_passed(model: Model) -> None:
+    """Raises UserError where clients' keys would go nowhere, or over a network in the clear."""
+    from ramify.model.address import PLAIN_HTTP, sent_in_clear
+    from ramify.model.endpoint import HttpModel
+
+    if not isinstance(model, HttpModel) or not model.chats:
+        raise UserError("--pass-key sends clients' keys to an endpoint: serve chat:, anthropic:, responses:MODEL@URL")
+    if sent_in_clear(model.endpoint):
+        raise UserError(
+            f"--pass-key would send clients' keys to {model.endpoint.host} unencrypted: use https, or {PLAIN_HTTP}=1 to send "
+            "them all the same"
+        )
 
 
 @orchestrator_app.verb("serve")
@@ -284,55 +339,47 @@ def _farewell(cut: int) -> str:
     return f"ramify: {answered}; the server has ended"
 
 
-def _recorder(record: str, model: str, middleware: list[str], template: ChatTemplate | None, redact: bool) -> Recorder:
+def _recorder(around: Around, model: str, template: ChatTemplate | None) -> Recorder:
     """The recorder into the run that ``record`` names: a folder, or a name below the runs."""
     from ramify.trace.sources import RUNS
     from ramify.web.recording import Recorder
 
+    record = around.record
     folder = Path(record) if os.sep in record or Path(record).is_dir() else RUNS / record
-    return Recorder(folder, {"model": model, "middleware": middleware}, template, redact)
+    return Recorder(folder, {"model": model, "middleware": around.middleware or []}, template, around.redact)
 
 
-def find_served(
-    spec: str,
-    max_sequences: int,
-    drafter: Path | None = None,
-    schedule: str = "",
-    kv_memory: int = 0,
-    verify: str = "rejection",
-    device: str = "",
-    dtype: str = "",
-    chat_template: Path | None = None,
-) -> tuple[Model, Callable[[], Gauges]]:
+def find_served(spec: str, max_sequences: int, engine: EngineOptions | None = None) -> tuple[Model, Callable[[], Gauges]]:
     """The model that ``spec`` names as the server holds it, with chats rendered by a template where it takes tokens, and its
     numbers for /metrics.
 
-    ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the verification rule (:mod:`ramify.engine.verify`) for samples without a
-    seed; ``chat_template`` replaces the checkpoint's own. Raises UserError where there is no such model or a drafter is given for
-    a remote one.
+    Raises UserError where there is no such model or a drafter is given for a remote one.
     """
     from ramify.model.chat import read_template
     from ramify.model.laid import Layout
 
-    given = read_template(chat_template) if chat_template else None
-    if verify not in ("coupled", "rejection"):
-        raise UserError(f"--verify is coupled or rejection, not '{verify}'")
+    engine = engine or EngineOptions()
+    given = read_template(engine.chat_template) if engine.chat_template else None
+    if engine.verify not in ("coupled", "rejection"):
+        raise UserError(f"--verify is coupled or rejection, not '{engine.verify}'")
     if spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine import checkpoints
         from ramify.engine.local import LocalModel
 
-        folder = checkpoints.model_folder(spec)
-        options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule, "verify": verify}
-        options |= {"device": device, "dtype": dtype}
-        local = LocalModel.load(folder, max_sequences=max_sequences, kv_bytes=kv_memory << 20 or None, **options)
+        folder, drafter = checkpoints.model_folder(spec), engine.drafter
+        options: dict[str, Any] = {}
+        if drafter is not None:
+            options = {"drafter": drafter, "schedule": engine.schedule, "verify": engine.verify}
+        options |= {"device": engine.device, "dtype": engine.dtype, "kv_bytes": engine.kv_memory << 20 or None}
+        local = LocalModel.load(folder, max_sequences=max_sequences, **options)
         return Layout(local, checkpoints.chat_template(folder, given)), (
             lambda: {f"engine_{name}": value for name, value in local.gauges.items()}
         )
-    if drafter is not None:
+    if engine.drafter is not None:
         raise UserError(f"--drafter speculates for a model in this process, and '{spec.partition(':')[0]}' names one elsewhere")
     from ramify.engine.named import find_model
 
-    found, template = find_model(spec, device, dtype, given)
+    found, template = find_model(spec, engine.device, engine.dtype, given)
     return (found if template is None else Layout(found, template)), dict
 
 
@@ -350,5 +397,6 @@ def _welcome(url: str, name: str, made: str, token: bool, defaults: Mapping[str,
         f"    -H 'content-type: application/json'{header} \\",
         f"    -d {shlex.quote(body)}",
         f'  openai.OpenAI(base_url="{url}", api_key={key})',
+        f'  anthropic.Anthropic(base_url="{url.removesuffix("/v1")}", api_key={key})',
     ]
     return "\n".join(lines)

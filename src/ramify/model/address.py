@@ -1,7 +1,7 @@
 """A model server's address, request limits and API key.
 
-The key comes from the environment (RAMIFY_API_KEY, else OPENAI_API_KEY), is sent in one header and appears in no error, record or
-log. A URL that carries a secret is refused, because a run stores the URL."""
+The key comes from the environment (RAMIFY_API_KEY, else OPENAI_API_KEY, or ANTHROPIC_API_KEY for that protocol), is sent in one
+header and appears in no error, record or log. A URL that carries a secret is refused, because a run stores the URL."""
 
 from __future__ import annotations
 
@@ -177,16 +177,22 @@ class Secret:
         return re.compile("".join(f"(?:\\\\?{re.escape(c)}|\\\\u00(?i:{ord(c):02x}))" for c in self._text))
 
 
-def read_key(endpoint: Endpoint) -> Secret:
-    """The key for an endpoint; an empty RAMIFY_API_KEY means none.
+def read_key(endpoint: Endpoint, protocol: str = "") -> Secret:
+    """The key for an endpoint that speaks ``protocol``; an empty RAMIFY_API_KEY means none.
     Raises UserError where it would cross a network in the clear."""
-    key = Secret(os.environ.get("RAMIFY_API_KEY", os.environ.get("OPENAI_API_KEY", "")).strip())
+    other = "ANTHROPIC_API_KEY" if protocol == "anthropic" else "OPENAI_API_KEY"
+    key = Secret(os.environ.get("RAMIFY_API_KEY", os.environ.get(other, "")).strip())
     if key and not re.fullmatch(r"[\x21-\x7e]+", key.reveal()):
-        raise UserError("the key in RAMIFY_API_KEY (or OPENAI_API_KEY) holds characters that no HTTP header may hold")
-    plain = endpoint.url.startswith("http:") and not endpoint.loopback
-    if key and plain and os.environ.get(PLAIN_HTTP, "0") in ("", "0"):
+        raise UserError(f"the key in RAMIFY_API_KEY (or {other}) holds characters that no HTTP header may hold")
+    if key and sent_in_clear(endpoint):
         raise UserError(
             f"the key would go to {endpoint.host} unencrypted: use https, or set RAMIFY_API_KEY= for a server that needs none, "
             f"or {PLAIN_HTTP}=1 to send it all the same"
         )
     return key
+
+
+def sent_in_clear(endpoint: Endpoint) -> bool:
+    """Whether a key would cross a network unencrypted, which the environment does not allow."""
+    plain = endpoint.url.startswith("http:") and not endpoint.loopback
+    return plain and os.environ.get(PLAIN_HTTP, "0") in ("", "0")

@@ -93,4 +93,6 @@ DIALECTS = {
         Dialect(extended=False, seed=False, limit="max_completion_tokens"),
     ),
     "completions": (Dialect(), Dialect(extended=False), Dialect(extended=False, seed=False)),
+    "anthropic": (Dialect(extended=False, seed=False),),
+    "responses": (Dialect(extended=False, seed=False),),
 }

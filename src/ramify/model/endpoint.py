@@ -1,6 +1,7 @@
 """Models on OpenAI-compatible servers: vLLM, SGLang, llama.cpp, transformers serve, hosted ones. See docs/howto/endpoints.md.
 
-``chat`` sends messages and returns text. ``completions`` sends and returns token ids, for which the server must give ids back and
+``chat`` sends messages and returns text; so do ``anthropic`` and ``responses``, for servers that speak Anthropic's Messages or
+OpenAI's Responses. ``completions`` sends and returns token ids, for which the server must give ids back and
 the model's own tokenizer must lie in a local folder. A server's capabilities are found by a few small requests before the first
 use.
 """
@@ -28,18 +29,24 @@ from ramify.base.seeds import derive_key
 from ramify.base.waiting import wait_for
 from ramify.model import wire
 from ramify.model.address import Endpoint, EndpointLimits
+from ramify.model.anthropic import Anthropic
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
 from ramify.model.protocol import Completion, Grammar, Identity, Prefix, Sampling, Tokenizer, TokenScores
+from ramify.model.responses import Responses
 from ramify.model.sse import TYPE, EventParser, Heard, Withheld
 from ramify.model.streaming import Detokenizer, Piece, Pieces, rest_of, whole
 from ramify.model.tokenizer import HfTokenizer
+from ramify.model.translation import Translation
 from ramify.trace.message import Message
 
+SPOKEN: Mapping[str, Translation] = {"anthropic": Anthropic(), "responses": Responses()}
+"""Protocols other than chat completions that a model at an endpoint may speak, by mode."""
 _LOOK = Sampling(temperature=1.0, max_tokens=16)
 _CHAT = frozenset({"penalties", "grammar"})
 """What every server is said to offer, by name; :meth:`HttpModel.check` tests whether it follows."""
+_TRANSLATED = frozenset({"grammar"})
 _AGREE = 0.05
 """Log-probs of one token sampled and given differ by less, in nats, where a server means the same by both."""
 
@@ -64,8 +71,8 @@ class _Look:
 class HttpModel:
     """The model called ``model`` at ``url``; implements :class:`ramify.model.protocol.Model`.
 
-    ``mode`` is chat or completions; the latter needs ``tokenizer``, a folder with the model's tokenizer.json or an object, and
-    lays chats out by ``template`` (the folder's own by default). ``url`` may carry options,
+    ``mode`` is chat, completions, or one of :data:`SPOKEN`; completions needs ``tokenizer``, a folder with the model's
+    tokenizer.json or an object, and lays chats out by ``template`` (the folder's own by default). ``url`` may carry options,
     ``?tokenizer=PATH&rate=5&concurrent=8&timeout=60&retries=4&answers=any``. The first sample, or look at ``capabilities``, asks
     the server. Raises UserError on a bad URL; see :class:`ProviderError` for what a server can do wrong.
     """
@@ -83,12 +90,13 @@ class HttpModel:
         clock: Clock | None = None,
     ) -> None:
         if mode not in DIALECTS:
-            raise UserError(f"an endpoint's mode is chat or completions, not '{mode}'")
+            raise UserError(f"an endpoint's mode is one of {', '.join(DIALECTS)}, not '{mode}'")
         if not model:
             raise UserError("an endpoint needs the name of a model, as in chat:MODEL@http://127.0.0.1:8000/v1")
         self.model, self.mode = model, mode
+        self.translation, self.chats = SPOKEN.get(mode), mode != "completions"
         self.endpoint = Endpoint.parse(url)
-        self.transport = Transport(self.endpoint, limits, transport=transport, clock=clock)
+        self.transport = Transport(self.endpoint, limits, transport=transport, clock=clock, protocol=mode)
         source = self.endpoint.options.get("tokenizer") if tokenizer is None else tokenizer
         folder = Path(source).expanduser() if isinstance(source, Path | str) else None
         self.tokenizer: Any = HfTokenizer.load(folder) if folder else source
@@ -100,7 +108,7 @@ class HttpModel:
             )
         self._lock = threading.Lock()
         self._looks: dict[asyncio.AbstractEventLoop, _Look] = {}
-        self._dialect = Dialect()
+        self._dialect = Dialect() if self.translation is None else DIALECTS[mode][0]
         self._offers: frozenset[str] | None = None
         self._top_k: bool | None = None
         self._grammars: dict[str, bool] = {}
@@ -127,8 +135,8 @@ class HttpModel:
     @cached_property
     def template(self) -> ChatTemplate | None:
         """How chats are rendered as tokens in completions mode; None in chat mode, where the server does it."""
-        if self.mode == "chat" or self._own_template is not None:
-            return self._own_template if self.mode == "completions" else None
+        if self.chats or self._own_template is not None:
+            return None if self.chats else self._own_template
         try:
             return TagTemplate(self.tokenizer)
         except NeedsError:
@@ -153,7 +161,9 @@ class HttpModel:
     def unasked(self) -> frozenset[str] | None:
         """What :func:`ramify.model.protocol.known_capabilities` gives before the server was asked;
         None where only requests tell."""
-        return self._offers if self._offers is not None else _CHAT if self.mode == "chat" else None
+        if self._offers is not None or not self.chats:
+            return self._offers
+        return _CHAT if self.translation is None else _TRANSLATED
 
     async def ready(self) -> None:
         """Find out what the server takes, where that is not known, while the event loop goes on (:attr:`capabilities` holds it
@@ -176,13 +186,18 @@ class HttpModel:
     @property
     def forwards(self) -> frozenset[str]:
         """Fields of :attr:`Prefix.asked` that are forwarded to the server, which follows or refuses them."""
-        return frozenset({"tool_choice", "response_format", "parallel_tool_calls"} if self.mode == "chat" else ())
+        return frozenset({"tool_choice", "response_format", "parallel_tool_calls"} if self.chats else ())
 
     @property
     def passes(self) -> bool:
         """Whether every field of :attr:`Prefix.asked` is forwarded to the server:
         where ramify renders chats, it reads the rest itself."""
-        return self.mode == "completions"
+        return not self.chats
+
+    @property
+    def limit_field(self) -> str:
+        """The name of the field that bounds a reply's length."""
+        return self._dialect.limit
 
     def check(self, settings: Sampling) -> None:
         """Refuse settings this endpoint cannot follow, before anything runs.
@@ -194,12 +209,13 @@ class HttpModel:
         if "" in settings.stop_texts:
             raise UserError("a stop text is empty, so every reply would stop at once")
         offers = self.capabilities
-        if self.mode == "chat":
+        if self.chats:
             for name in ("stop_tokens", "ban", "ban_first", "logit_bias", "until"):
                 if getattr(settings, name):
                     raise NeedsError(
                         f"'{name}' needs a model that takes token ids, which the chat endpoint '{self.model}' does not"
                     )
+            self._check_translated(settings)
         elif "tokens" not in offers:
             raise NeedsError(
                 f"'{self.model}' at {self.endpoint.host} {self._lacks}; use it as chat:{self.model}@{self.endpoint.url}"
@@ -212,8 +228,19 @@ class HttpModel:
             raise NeedsError(
                 f"'{self.model}' at {self.endpoint.host} does not hold replies to a grammar ({settings.grammar.kind})"
             )
-        if settings.top_k and not self._follows_top_k():
+        if settings.top_k and self.translation is None and not self._follows_top_k():
             raise NeedsError(f"'top_k' is not followed by '{self.model}' at {self.endpoint.host}")
+
+    def _check_translated(self, settings: Sampling) -> None:
+        """Raises NeedsError on settings that the protocol has no field for, where it is not chat completions."""
+        if self.translation is None:
+            return
+        lacks = [name for name in ("frequency_penalty", "presence_penalty") if getattr(settings, name)]
+        lacks += ["top_k"] if settings.top_k and self.mode == "responses" else []
+        lacks += ["stop_texts"] if settings.stop_texts and self.mode == "responses" else []
+        lacks += [f"a grammar ({settings.grammar.kind})"] if settings.grammar and settings.grammar.kind != "json" else []
+        if lacks:
+            raise NeedsError(f"{self.translation.path}, by which '{self.model}' is asked, has no field for '{lacks[0]}'")
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         """See :class:`ramify.model.protocol.Model`: one request a sample, all at once;
@@ -223,7 +250,7 @@ class HttpModel:
         await self.ready()
         self.check(settings)
         sample: Callable[[int], Awaitable[Completion]]
-        if self.mode == "chat":
+        if self.chats:
             self._check_chat(prefix)
 
             def sample(key: int) -> Awaitable[Completion]:
@@ -253,7 +280,7 @@ class HttpModel:
         await self.ready()
         self.check(settings)
         pieces = None
-        if self.mode == "chat":
+        if self.chats:
             self._check_chat(prefix)
             pieces = self._stream_chat(prefix, settings, key)
         elif self._streams and prefix.tokens is not None and len(prefix.tokens) and not (settings.until or settings.ban_first):
@@ -275,14 +302,16 @@ class HttpModel:
     async def _stream_chat(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """Nothing where the server's stream holds no choice. Raises ProviderError."""
         heard, so_far, who = Heard(self.endpoint.host), "", dict[str, Any]()
-        async with aclosing(self._events("/chat/completions", self._chat_body(prefix, settings, key), heard)) as events:
-            async for event in events:
-                who |= self._heard_from(event)
-                for at, text in heard.take(event):
-                    text = "" if at else wire.clean(text)
-                    so_far += text
-                    if text:
-                        yield Piece(text)
+        hearing = None if self.translation is None else self.translation.hearing()
+        async with aclosing(self._events(self._chat_path, self._chat_body(prefix, settings, key), heard)) as events:
+            async for came in events:
+                for event in (came,) if hearing is None else hearing.take(came):
+                    who |= self._heard_from(event)
+                    for at, text in heard.take(event):
+                        text = "" if at else wire.clean(text)
+                        so_far += text
+                        if text:
+                            yield Piece(text)
         if not heard.choices:
             return
         if not heard.whole:
@@ -365,7 +394,7 @@ class HttpModel:
         self, path: str, body: Mapping[str, Any], heard: Heard | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a stream; ``heard`` is told that the server said it is done."""
-        request = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        request = {**body, "stream": True} | ({} if self.translation else {"stream_options": {"include_usage": True}})
         events, content = EventParser(self.endpoint.host), json.dumps(request, allow_nan=False).encode()
         async with self.transport.opened("POST", path, content, TYPE) as response:
             if response.status_code >= 400:
@@ -409,11 +438,21 @@ class HttpModel:
     def _chat_body(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> dict[str, Any]:
         body = (dialect or self._dialect).chat(self.model, settings, key) | {"messages": wire.request_messages(prefix.messages)}
         body |= ({"tools": wire.request_tools(prefix.tools)} if prefix.tools else {}) | dict(prefix.asked)
-        return {name: value for name, value in body.items() if value is not None}
+        body = {name: value for name, value in body.items() if value is not None}
+        return body if self.translation is None else self.translation.write(body)
+
+    @property
+    def _chat_path(self) -> str:
+        return "/chat/completions" if self.translation is None else self.translation.path
 
     async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> Completion:
         body = self._chat_body(prefix, settings, key, dialect)
-        host, answer = self.endpoint.host, await self.transport.post("/chat/completions", body)
+        host, answer = self.endpoint.host, await self.transport.post(self._chat_path, body)
+        if self.translation is not None:
+            try:
+                answer = self.translation.heard(answer)
+            except UserError as error:
+                raise ProviderError("shape", f"{host} answers with another shape: {error.args[0]}") from None
         choice = wire.only_choice(answer, host)
         who = self._heard_from(answer)
         return with_data(wire.reply_of(choice, answer.get("usage"), host), who)
@@ -537,6 +576,8 @@ class HttpModel:
 
     async def _discover(self) -> frozenset[str]:
         """Try ever plainer dialects until the server accepts one; then examine its answer."""
+        if self.translation is not None:  # the protocol says what it takes
+            return _TRANSLATED
         refused: ProviderError | None = None
         for dialect in DIALECTS[self.mode]:
             try:
@@ -574,7 +615,7 @@ class HttpModel:
         return _same(first, again) and not all(_same(first, other) for other in others)
 
     async def _look(self, seed: int, dialect: Dialect, settings: Sampling = _LOOK) -> Completion:
-        if self.mode == "chat":
+        if self.chats:
             prefix = Prefix(messages=(Message("user", "Name a colour, a town and a number."),))
             return await self._chat(prefix, settings, seed, dialect)
         return await self._completed(self._sample_ids, settings, seed, dialect)
@@ -658,3 +699,15 @@ def chat(argument: str = "") -> HttpModel:
 def completions(argument: str = "") -> HttpModel:
     """``completions:MODEL@URL?tokenizer=FOLDER``: token ids in and out."""
     return HttpModel.named("completions", argument)
+
+
+@register("model", "anthropic")
+def anthropic(argument: str = "") -> HttpModel:
+    """``anthropic:MODEL@URL``: as chat, at a server of Anthropic's Messages."""
+    return HttpModel.named("anthropic", argument)
+
+
+@register("model", "responses")
+def responses(argument: str = "") -> HttpModel:
+    """``responses:MODEL@URL``: as chat, at a server of OpenAI's Responses."""
+    return HttpModel.named("responses", argument)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import email.utils
 import json
 import math
@@ -20,7 +21,7 @@ from typing import Any
 import httpx2
 
 from ramify.base.errors import InfrastructureError
-from ramify.model.address import Endpoint, EndpointLimits, read_key
+from ramify.model.address import Endpoint, EndpointLimits, Secret, read_key
 from ramify.model.scripted import refuse_real_calls
 from ramify.render.terminal import say
 
@@ -44,6 +45,8 @@ KINDS = {
     "logprobs": "log-probs are missing, of another length, not finite or above 0",
     "filtered": "the server withheld the reply",
 }
+VERSION = "2023-06-01"
+"""Of Anthropic's protocol, as its header ``anthropic-version`` says it."""
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
 _SHOWN = 300
 FIRST_WORD, SILENCE = 2.0, 60.0
@@ -90,9 +93,20 @@ class _Session:
     gate: asyncio.Semaphore
 
 
+@dataclass
+class _Pace:
+    """When the next request may go."""
+
+    next: float = -math.inf
+    held: float = -math.inf
+
+
 class Transport:
     """Sends requests to one endpoint from any event loop. Connections close with the loop (``asyncio.run`` does that), and those
-    of a transport that is gone with the first request of another."""
+    of a transport that is gone with the first request of another.
+
+    The endpoint's key goes as a header of ``protocol`` (anthropic has its own, any other takes a bearer); ``key`` is another than
+    the environment's."""
 
     def __init__(
         self,
@@ -101,16 +115,30 @@ class Transport:
         *,
         transport: httpx2.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
+        protocol: str = "",
+        key: Secret | None = None,
     ) -> None:
         self.endpoint, self.limits, self.clock = endpoint, limits or endpoint.limits(), clock or Clock()
-        self.key = read_key(endpoint)
+        self.protocol = protocol
+        self.key = read_key(endpoint, protocol) if key is None else key
+        self._sent: Mapping[str, str] = {}
+        self._owner: Transport | None = None
+        """Whose connections these are, where not its own."""
         self._transport = transport
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
-        self._next = self._held = -math.inf
+        self._pace = _Pace()
         self._heard_at = -math.inf
         """When the server last answered anything."""
         self._told_at = -math.inf
         self._trouble = ""
+
+    def sending(self, headers: Mapping[str, str], key: Secret | None = None) -> Transport:
+        """The same transport, connections and pace included, with further ``headers`` on each request, and ``key`` as what no
+        answer may say."""
+        other = copy.copy(self)
+        other._owner = self._owner or self
+        other._sent, other.key = headers, self.key if key is None else key
+        return other
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a JSON object, return the JSON object that comes back. Raises ProviderError."""
@@ -134,7 +162,7 @@ class Transport:
                 wait = self.clock.chance() * min(self.limits.longest, self.limits.base * 2**attempt)
                 if error.wait is not None:
                     wait += error.wait
-                    self._held = max(self._held, self.clock.now() + min(error.wait, self.limits.longest))
+                    self._pace.held = max(self._pace.held, self.clock.now() + min(error.wait, self.limits.longest))
                 if not error.again or attempt >= self.limits.retries or (error.wait or 0) > self.limits.longest:
                     error.final = error.final or error.again
                     raise
@@ -181,7 +209,11 @@ class Transport:
                     asyncio.timeout(self.limits.total),
                     self._answered(
                         session.client.stream(
-                            method, self.endpoint.url + path, params=dict(self.endpoint.query) or None, content=content
+                            method,
+                            self.endpoint.url + path,
+                            params=dict(self.endpoint.query) or None,
+                            content=content,
+                            headers=self._sent or None,
                         )
                     ) as response,
                 ):
@@ -210,11 +242,11 @@ class Transport:
     async def _turn(self) -> None:
         """Wait for a slot of the rate limit, and until every wait that a server requested is over."""
         if self.limits.rate:
-            at = max(self._next, self.clock.now())
-            self._next = at + 1 / self.limits.rate
+            at = max(self._pace.next, self.clock.now())
+            self._pace.next = at + 1 / self.limits.rate
             if (early := at - self.clock.now()) > 0:
                 await self.clock.sleep(early)
-        while (early := self._held - self.clock.now()) > 0:
+        while (early := self._pace.held - self.clock.now()) > 0:
             await self.clock.sleep(early)
 
     def _check_head(self, response: httpx2.Response, kinds: str) -> None:
@@ -312,8 +344,11 @@ class Transport:
                 del self._sessions[other]
             limits = self.limits
             headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "ramify"}
-            if self.key:
-                headers["authorization"] = f"Bearer {self.key.reveal()}"
+            own = (self._owner or self).key  # not that of whom the first request is for
+            if own:
+                headers |= key_header(own, self.protocol)
+            if self.protocol == "anthropic":
+                headers["anthropic-version"] = VERSION
             client = httpx2.AsyncClient(
                 headers=headers | {"content-type": "application/json"},
                 timeout=httpx2.Timeout(limits.read, connect=limits.connect, pool=None),
@@ -326,7 +361,7 @@ class Transport:
             # asyncio.run closes every generator that is still open, so the connections close before their loop does.
             closing = _close_at_end(client)
             session = self._sessions[loop] = _Session(client, asyncio.Semaphore(limits.concurrent))
-            _OPEN[client] = closing, loop, weakref.ref(self)
+            _OPEN[client] = closing, loop, weakref.ref(self._owner or self)
             await anext(closing)
             for held, (left, where, owner) in list(_OPEN.items()):
                 if where.is_closed() or (where is loop and owner() is None):
@@ -341,6 +376,11 @@ _OPEN: dict[
 ] = {}
 """What closes each client, where, and for whom. Were it freed with its transport, a task would close it,
 which ``asyncio.run`` cancels at its end."""
+
+
+def key_header(key: Secret, protocol: str = "") -> dict[str, str]:
+    """The header that carries a key."""
+    return {"x-api-key": key.reveal()} if protocol == "anthropic" else {"authorization": f"Bearer {key.reveal()}"}
 
 
 @cache

@@ -110,6 +110,11 @@ class Layout:
         """Those of the inner model."""
         return await self.inner.logprobs(tokens, top_k)
 
+    def count(self, prefix: Prefix) -> int:
+        """Tokens of a chat as it is rendered, with the header of the reply. Raises what a sample raises."""
+        tokens = self._prompt(prefix).inside.tokens
+        return 0 if tokens is None else len(tokens)
+
     def _settings(self, settings: Sampling) -> Sampling:
         return replace(settings, stop_tokens=(*settings.stop_tokens, *self.template.stop_tokens))
 

@@ -22,11 +22,11 @@ def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
     """
     report: dict[str, Any] = {"url": "", "reachable": False, "ok": False, "latency_s": None, "models": [], "offers": []}
     try:
-        spec = re.fullmatch(r"(chat|completions):(.*?@(https?://.*))", url, re.DOTALL)
+        spec = re.fullmatch(r"(chat|completions|anthropic|responses):(.*?@(https?://.*))", url, re.DOTALL)
         endpoint = Endpoint.parse(spec[3] if spec else url)
         report["url"] = endpoint.url
         limits = EndpointLimits(connect=timeout, read=timeout, total=timeout, retries=0)
-        transport = Transport(endpoint, limits)
+        transport = Transport(endpoint, limits, protocol=spec[1] if spec else "")
         begun = time.monotonic()
         answer = wait_for(transport.get("/models"))
         report |= {"reachable": True, "latency_s": round(time.monotonic() - begun, 4)}

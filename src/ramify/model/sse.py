@@ -241,6 +241,13 @@ def _texts_of(event: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[
     """Every text of an event that continues in later ones: which it is,
     the object and the name under which it lies, its choice."""
     choices = event.get("choices")
+    if choices is None and isinstance(event, dict) and "delta" in event:  # of Anthropic's Messages, or OpenAI's Responses
+        part = event["delta"] if isinstance(event["delta"], dict) else event
+        spot = str(event.get("index", event.get("output_index", 0)))
+        for name in ("text", "thinking", "partial_json", "delta"):
+            if isinstance(part.get(name), str):
+                yield (spot, name), part, name, event
+        return
     for choice in choices if isinstance(choices, list) else ():
         if not isinstance(choice, dict):
             continue
@@ -260,8 +267,10 @@ def _texts_of(event: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[
 
 
 def as_event(value: Mapping[str, Any]) -> bytes:
-    """A server-sent event."""
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+    """A server-sent event; one that says its ``type`` is of that name."""
+    kind = value.get("type")
+    name = f"event: {kind}\n" if isinstance(kind, str) and kind.isprintable() else ""
+    return f"{name}data: {json.dumps(value, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
 
 
 class Heard:

@@ -1,4 +1,5 @@
-"""The OpenAI-compatible server of any model: chats and completions, whole or as they grow; the model, health and metrics.
+"""The server of any model, for clients of OpenAI's and Anthropic's protocols: chats, completions, Responses and Messages, whole
+or as they grow; the model, health and metrics.
 
 ``ramify serve`` puts :mod:`ramify.web.limits` before it. See docs/howto/serve.md for what each field does.
 """
@@ -6,8 +7,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -27,9 +29,13 @@ from ramify.web.forms import Form, Served
 from ramify.web.gateway import Gateway
 from ramify.web.limits import RefusedRequestError, Slots, client_of, error_answer, error_handlers, read_json
 from ramify.web.metrics import Gauges, Metrics
+from ramify.web.protocols import TRANSLATIONS, KeptResponses, translated
 from ramify.web.sampling import GoneError, begun, unless_gone
 
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+COUNT = f"{MESSAGES}/count_tokens"
+ROUTES = ("/v1/chat/completions", "/v1/completions", MESSAGES, COUNT, RESPONSES, "/v1/models", "/health", "/metrics")
+_Endpoint: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, Response]]
 _GONE = 499
 """Status that a request is counted with when its client disconnected; it is not sent."""
 
@@ -38,7 +44,8 @@ class Api:
     """``model`` served as ``name``, and ``more`` models by their names. ``slots`` bounds running and waiting samples; ``record``
     is called with every answer before its end is sent.
 
-    ``gauges`` gives numbers of the engine for ``/metrics`` (:class:`Metrics`). Raises what the model's ``capabilities`` raise.
+    ``gauges`` gives numbers of the engine for ``/metrics`` (:class:`Metrics`). With ``pass_key`` an endpoint gets its client's
+    key, and is not asked anything before. Raises what the model's ``capabilities`` raise.
     """
 
     def __init__(
@@ -49,24 +56,44 @@ class Api:
         record: Recorder | None = None,
         gauges: Callable[[], Gauges] = dict,
         more: Mapping[str, Model] | None = None,
+        pass_key: bool = False,
     ) -> None:
-        self.served, self.slots, self.record = Served.of(model, name), slots, record
+        self.served, self.slots, self.record = Served.of(model, name, asks=not pass_key), slots, record
+        self.kept = KeptResponses()
         self.all = {name: self.served, **{other: Served.of(one, other, asks=False) for other, one in (more or {}).items()}}
         self.created = int(time.time())
         self.metrics = Metrics(lambda: {"places_taken": slots.taken, "places": slots.most, **gauges()})
         self.gateway: Gateway | None = None
         layers, inner = unwrapped(model)
         if (
-            isinstance(inner, HttpModel) and inner.mode == "chat" and not more
+            isinstance(inner, HttpModel) and inner.chats and not more
         ):  # requests pass as they are, but for what middleware changes
-            self.gateway = Gateway(inner, layers, self.served, slots, self.metrics, record)
+            self.gateway = Gateway(inner, layers, self.served, slots, self.metrics, record, self.kept, pass_key)
 
     def app(self) -> Any:
         """The ASGI application."""
-        chat, complete = (self._chat, self._complete) if self.gateway is None else (self.gateway.chat, self.gateway.complete)
+        chat: _Endpoint = self._chat
+        complete: _Endpoint = self._complete
+        messages: _Endpoint = self._messages
+        responses: _Endpoint = self._responses
+        count: _Endpoint = self._count
+        if self.gateway is not None and self.gateway.spoken in ("", "messages"):
+            messages, count = self.gateway.messages, self.gateway.count_tokens
+        if self.gateway is not None and self.gateway.spoken in ("", "responses"):
+            responses = self.gateway.responses
+        if self.gateway is not None and not self.gateway.spoken:
+            chat, complete = self.gateway.chat, self.gateway.complete
+        elif self.gateway is not None and self.gateway.pass_key:  # the others are asked as a model, with the server's own key
+            chat = complete = _only(self.gateway.path)
+            messages = messages if self.gateway.spoken == "messages" else chat
+            responses = responses if self.gateway.spoken == "responses" else chat
         routes = [
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", complete, methods=["POST"]),
+            Route(MESSAGES, messages, methods=["POST"]),
+            Route(COUNT, count, methods=["POST"]),
+            Route(RESPONSES, responses, methods=["POST"]),
+            Route(RESPONSES + "/{id}", self._kept_response, methods=["GET", "DELETE"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
             Route("/health", self._health),
@@ -84,7 +111,12 @@ class Api:
     # -- models, health and metrics
 
     async def _models(self, request: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card(one) for one in self.all.values()]})
+        cards = [self._card(one) for one in self.all.values()]
+        if "anthropic-version" in request.headers:
+            when = datetime.fromtimestamp(self.created, UTC).isoformat(timespec="seconds")
+            cards = [{"type": "model", "id": c["id"], "display_name": c["id"], "created_at": when} for c in cards]
+            return JSONResponse({"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]})
+        return JSONResponse({"object": "list", "data": cards})
 
     async def _model(self, request: HttpRequest) -> Response:
         return JSONResponse(self._card(self._known(request.path_params["name"])))
@@ -114,6 +146,37 @@ class Api:
 
         return await self._answer(request, form)
 
+    async def _messages(self, request: HttpRequest) -> Response:
+        return await self._translated(request, "messages")
+
+    async def _responses(self, request: HttpRequest) -> Response:
+        return await self._translated(request, "responses")
+
+    async def _translated(self, request: HttpRequest, route: str) -> Response:
+        async def answer(chat: dict[str, Any]) -> Response:
+            async def form(body: Mapping[str, Any]) -> Form:
+                served, parsed, rest = self._read(body, ChatRequest)
+                return ChatForm.of(served, parsed, rest)
+
+            return await self._answered(request, chat, form)
+
+        return await translated(TRANSLATIONS[route], read_json(await request.body()), self.kept, True, answer)
+
+    async def _count(self, request: HttpRequest) -> Response:
+        body = read_json(await request.body())
+        asked = TRANSLATIONS["messages"].read({**body, "max_tokens": 1, "stream": False})
+        served, parsed, rest = self._read(asked.fields, ChatRequest)
+        form = ChatForm.of(served, parsed, rest)
+        return JSONResponse({"input_tokens": await served.count(form.prompts[0])})
+
+    async def _kept_response(self, request: HttpRequest) -> Response:
+        id = request.path_params["id"]
+        response = self.kept.response(id)
+        if request.method == "DELETE":
+            self.kept.forget(id)
+            return JSONResponse({"id": id, "object": "response", "deleted": True})
+        return JSONResponse(response)
+
     async def _complete(self, request: HttpRequest) -> Response:
         async def form(body: Mapping[str, Any]) -> Form:
             served, parsed, rest = self._read(body, TextRequest)
@@ -131,8 +194,12 @@ class Api:
         return self._known(request.model), request, rest
 
     async def _answer(self, request: HttpRequest, make: Callable[[Mapping[str, Any]], Awaitable[Form]]) -> Response:
+        return await self._answered(request, read_json(await request.body()), make)
+
+    async def _answered(
+        self, request: HttpRequest, body: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Awaitable[Form]]
+    ) -> Response:
         start = time.monotonic()
-        body = read_json(await request.body())
         form = await make(body)
         CLIENT.set(client_of(body, request))
         answer = Answer(form, form.served.model.identity, self.slots, self.metrics, self.record, start)
@@ -147,7 +214,14 @@ class Api:
         return response
 
     async def _failed(self, request: HttpRequest, error: Any) -> Response:
-        return error_answer(refusal(error, self.served))
+        return error_answer(refusal(error, self.served), request.url.path)
+
+
+def _only(path: str) -> _Endpoint:
+    async def refuse(request: HttpRequest) -> Response:
+        raise RefusedRequestError(400, f"With --pass-key this server answers at {path} only, which its endpoint speaks.")
+
+    return refuse
 
 
 async def _gone(request: HttpRequest, error: Exception) -> Response:

@@ -129,23 +129,27 @@ class Conversations:
     def _messages(self, messages: Sequence[Message], shown: Sequence[TokenMessage]) -> list[_Keyed]:
         """The client's messages, each with its tokens where the prompt contains it unchanged."""
         waiting: dict[str, list[TokenMessage]] = {}
-        for rendered in shown:
-            waiting.setdefault(self._keyed(rendered.message).key, []).append(rendered)
+        for rendered, keyed in zip(shown, self._all_keyed([rendered.message for rendered in shown]), strict=True):
+            waiting.setdefault(keyed.key, []).append(rendered)
         found = []
-        for message in messages:
-            one = self._keyed(message)
+        for one in self._all_keyed(messages):
             same = waiting.get(one.key)
             found.append(self._with_tokens(one, same.pop(0)) if same else one)
         return found
 
-    def _keyed(self, message: Message) -> _Keyed:
+    def _all_keyed(self, messages: Sequence[Message]) -> list[_Keyed]:
+        """Messages in their order, each keyed with what was called before it."""
+        called = _Called()
+        return [self._keyed(message, called) for message in messages]
+
+    def _keyed(self, message: Message, called: _Called | None = None) -> _Keyed:
         role = message.role if message.role in _ROLES else "system"
         data = plain(message.data)
         text, data = clean(message.text), json.loads(clean(json.dumps(data, ensure_ascii=False)))
         if self.hidden:
             text, data = scrub(text), scrub(data)
         stored = Message(role, text, data)
-        return _Keyed(TokenMessage(stored), _key(stored))
+        return _Keyed(TokenMessage(stored), _key(stored, called or _Called()))
 
     def _with_tokens(self, message: _Keyed, rendered: TokenMessage) -> _Keyed:
         """Tokens spell the text, so they are dropped where something was redacted."""
@@ -191,10 +195,12 @@ class Conversations:
     def _context(self, end: Node, messages: Sequence[_Keyed], shown: Sequence[TokenMessage]) -> str | None:
         """The hash of the context that was shown, where the path to ``end`` does not say the same."""
         nodes = [node for node, _ in self.run.path(end.id).segments if len(node)]
-        seen = [self._with_tokens(self._keyed(rendered.message), rendered) for rendered in shown] if shown else messages
+        keyed = self._all_keyed([rendered.message for rendered in shown])
+        seen = [self._with_tokens(one, rendered) for one, rendered in zip(keyed, shown, strict=True)] if shown else messages
         spots: dict[str, list[int]] = {}
+        called = _Called()
         for i, node in enumerate(nodes):
-            spots.setdefault(_key(node.message), []).append(i)
+            spots.setdefault(_key(node.message, called), []).append(i)
         parts: list[Span | Insert] = []
         at = 0
         for one in seen:
@@ -344,10 +350,33 @@ def _same_tokens(node: Node, message: _Keyed) -> bool:
     return np.array_equal(node.tokens, tokens) if node.tokens is not None and tokens is not None else node.tokens is tokens
 
 
-def _key(message: Message) -> str:
-    """What identifies a message: role, text, calls by name and arguments, and parts that are not text."""
+class _Called:
+    """The calls of a conversation so far: a client may give a call another id in each request."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._results = 0
+
+    def note(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """A reply, and its calls as far as they have ids."""
+        self._places |= {str(call.get("id")): at for at, call in enumerate(calls)}
+        self._results = 0
+
+    def place(self, id: Any) -> int:
+        """The number of the call that a result answers, among those of its reply; of an unknown call that of the result."""
+        at, self._results = self._results, self._results + 1
+        return self._places.get(str(id), at)
+
+
+def _key(message: Message, called: _Called) -> str:
+    """What identifies a message: role, text, calls by name and arguments, which call of the reply before it a result answers, and
+    parts that are not text."""
     text, calls = split_reply(message.text.strip()) if message.role == "assistant" else (message.text, [])
     attached = [call for call in message.data.get("tool_calls") or () if isinstance(call, Mapping) and "function" in call]
     made = [list(found) for found in Message("assistant", "", {"tool_calls": calls or attached}).functions]
+    if message.role == "assistant":
+        called.note(attached)
     rest = {name: message.data[name] for name in ("content", "tool_call_id", "name") if message.data.get(name) is not None}
+    if message.role == "tool" and "tool_call_id" in rest:
+        rest["tool_call_id"] = called.place(rest["tool_call_id"])
     return stable_hash(message.role, text, canonical_json(plain(made)), canonical_json(plain(rest)))

@@ -13,6 +13,7 @@ import numpy as np
 from ramify.base.errors import NeedsError
 from ramify.model.chat import own_template
 from ramify.model.laid import TooLongError
+from ramify.model.middleware import shown_by, unwrapped
 from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, Tokenizer, context_of, eos_of, known_capabilities
 from ramify.web.fields import RequestFields
 from ramify.web.limits import RefusedRequestError
@@ -94,6 +95,16 @@ class Served:
         """Raises TooLongError where a prompt leaves no room for a token."""
         if self.context is not None and tokens >= self.context:
             raise TooLongError(f"the prompt has {tokens} tokens; '{self.name}' holds {self.context}, the reply included")
+
+    async def count(self, prefix: Prefix) -> int:
+        """Tokens of a prompt as the model is shown it. Raises NeedsError where the model does not say."""
+        inner: Any
+        layers, inner = unwrapped(self.model)
+        shown = (await shown_by(layers, prefix))[-1]
+        if not hasattr(inner, "count"):
+            raise NeedsError(f"'{self.name}' does not count the tokens of a prompt")
+        counted: int = inner.count(shown)
+        return counted
 
     def spelled(self, token: int) -> str:
         """Text of one token by itself."""

@@ -32,6 +32,8 @@ MIN_TOKEN = 16
 LINGER_SECONDS = 2.0
 """Seconds that a refused client may continue sending, so that it can read the refusal, before its connection is closed."""
 _COOKIE = "ramify_token"
+_MESSAGES = "/v1/messages"
+"""Where Anthropic's protocol is spoken."""
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -64,30 +66,36 @@ class RefusedRequestError(RamifyError):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def error_answer(refused: RefusedRequestError) -> Response:
-    """The answer to a refused request, in OpenAI's shape."""
+def error_answer(refused: RefusedRequestError, path: str = "") -> Response:
+    """The answer to a refused request, in the shape of the protocol that is spoken at ``path``, by default OpenAI's."""
     from starlette.responses import JSONResponse
 
-    return JSONResponse(refused.to_json(), refused.status, headers=refused.headers)
+    body = refused.to_json()
+    if path.startswith(_MESSAGES):
+        from ramify.model.anthropic import Anthropic
+
+        body = Anthropic().refused(refused.status, body["error"])
+    return JSONResponse(body, refused.status, headers=refused.headers)
 
 
-def error_handlers(answer: Callable[[RefusedRequestError], Response] = error_answer) -> dict[Any, Any]:
+def error_handlers(answer: Callable[[RefusedRequestError, str], Response] = error_answer) -> dict[Any, Any]:
     """What an application gives Starlette as ``exception_handlers``:
     a :class:`RefusedRequestError`, an unknown path or method, a fault."""
     from starlette.exceptions import HTTPException
 
     # Coroutines, since Starlette would run a plain function in a thread.
     async def refused(request: Request, error: Any) -> Response:
-        return answer(error)
+        return answer(error, request.url.path)
 
     async def http(request: Request, error: Any) -> Response:
         messages = {404: f"There is nothing at {request.url.path[:100]} here.", 405: f"{request.method} is not answered here."}
         return answer(
-            RefusedRequestError(error.status_code, messages.get(error.status_code, error.detail), headers=error.headers)
+            RefusedRequestError(error.status_code, messages.get(error.status_code, error.detail), headers=error.headers),
+            request.url.path,
         )
 
     async def fault(request: Request, error: Exception) -> Response:
-        return answer(FAULT)
+        return answer(FAULT, request.url.path)
 
     return {RefusedRequestError: refused, HTTPException: http, Exception: fault}
 
@@ -166,7 +174,8 @@ class Guard:
 
     Refused, of requests and WebSockets alike: another host's name (DNS rebinding), another site's pages asking (Origin), a body
     that is too large, compressed or of two lengths (smuggling), and, where there is a ``token``, requests without it: as
-    ``Authorization: Bearer``, as the cookie, or once as ``?token=``, which sets the cookie. Accepted requests are read whole and
+    ``Authorization: Bearer`` or ``x-api-key``, as the cookie, or once as ``?token=``, which sets the cookie. Accepted requests
+    are read whole, go on without the token, and
     must be answered within ``seconds``; its answer carries ``headers``.
     A fault of the application is said in the terminal and never ends the server.
 
@@ -179,7 +188,7 @@ class Guard:
         app: Any,
         host: str = "127.0.0.1",
         token: str | None = None,
-        answer: Callable[[RefusedRequestError], Response] = error_answer,
+        answer: Callable[[RefusedRequestError, str], Response] = error_answer,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
         allowed: Collection[str] = (),
@@ -203,7 +212,7 @@ class Guard:
                 return
             await self.app(scope, receive, send)
             return
-        started, held = False, [0]
+        started, held, path = False, [0], scope["path"]
 
         async def guarded(message: Any) -> None:
             nonlocal started
@@ -223,21 +232,21 @@ class Guard:
             if body is None:
                 return
             async with asyncio.timeout(self.seconds) as clock:
-                await self.app(scope, _again(body, receive), guarded)
+                await self.app(self._without_token(scope), _again(body, receive), guarded)
         except RefusedRequestError as refused:
             if not started:
-                await _last(self.answer(refused), scope, receive, guarded)
+                await _last(self.answer(refused, path), scope, receive, guarded)
         except asyncio.CancelledError:  # the time to drain is over
             self.cut += 1
             if not started:
-                await self.answer(RefusedRequestError(503, "The server is stopping."))(scope, receive, guarded)
+                await self.answer(RefusedRequestError(503, "The server is stopping."), path)(scope, receive, guarded)
         except Exception as error:
             late = isinstance(error, TimeoutError) and clock.expired()
             if not late:
                 say(redact(f"ramify: fault while answering {scope['method']} {scope['path']!r}:\n{traceback.format_exc()}"))
             excuse = RefusedRequestError(504, f"Not answered within {self.seconds:g} s.") if late else FAULT
             if not started:  # otherwise the connection is cut, so that the client does not take the answer for whole
-                await _last(self.answer(excuse), scope, receive, guarded)
+                await _last(self.answer(excuse, path), scope, receive, guarded)
         finally:
             self.held -= held[0]
 
@@ -255,7 +264,7 @@ class Guard:
         """The answer to a connection beyond the bound."""
         refused = RefusedRequestError(503, "Too many connections; retry later.", headers={"retry-after": "1"})
         self.count(scope["path"], refused.status)
-        await _last(self.answer(refused), scope, receive, send)
+        await _last(self.answer(refused, scope["path"]), scope, receive, send)
 
     def _check(self, headers: list[tuple[bytes, bytes]], probed: bool) -> None:
         given: dict[bytes, list[str]] = {}
@@ -284,10 +293,22 @@ class Guard:
         return self.host in ("0.0.0.0", "::") and _is_address(host)
 
     def _bears(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Whether the token is shown as ``Authorization: Bearer``, once."""
-        given = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
-        scheme, _, bearer = given[0].partition(" ") if self.token is not None and len(given) == 1 else ("", "", "")
-        return scheme.lower() == "bearer" and self.token is not None and _same(bearer.strip(), self.token)
+        """Whether the token is shown, once: as ``Authorization: Bearer``, or as ``x-api-key``, as Anthropic's clients do."""
+        return any(len(given) == 1 and self._is_token(*given[0]) for given in _by_name(headers, (b"authorization", b"x-api-key")))
+
+    def _is_token(self, name: bytes, value: bytes) -> bool:
+        if self.token is None:
+            return False
+        scheme, _, bearer = value.decode("latin-1").partition(" ")
+        if name == b"authorization":
+            return scheme.lower() == "bearer" and _same(bearer.strip(), self.token)
+        return name == b"x-api-key" and _same(value.decode("latin-1").strip(), self.token)
+
+    def _without_token(self, scope: Any) -> Any:
+        """The request without the headers that show the token: the application may pass a client's own key on, and never this."""
+        if self.token is None:
+            return scope
+        return {**scope, "headers": [(name, value) for name, value in scope["headers"] if not self._is_token(name, value)]}
 
     def _ask(self, scope: Any) -> Response | None:
         """The answer to a request that shows the token in its address; None where it shows the cookie, or none is requested.
@@ -347,6 +368,10 @@ async def _last(answer: Response, scope: Any, receive: Any, send: Any) -> None:
             while (await receive()).get("more_body"):
                 pass
     await send({"type": "http.response.body", "body": b""})
+
+
+def _by_name(headers: list[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> list[list[tuple[bytes, bytes]]]:
+    return [[(name, value) for name, value in headers if name == wanted] for wanted in names]
 
 
 def _again(body: bytes, receive: Any) -> Any:

@@ -14,10 +14,11 @@ from ramify.model import wire
 from ramify.model.http import ProviderError
 from ramify.model.middleware import Middleware, shown_by
 from ramify.model.protocol import Completion, Prefix
+from ramify.model.translation import ShownMessage, SpokenRequest, Translation
 from ramify.trace.message import Message, plain, read_message
 from ramify.web.forms import NOTES
 
-_OTHER_FIELDS = ("model", "messages", "tools", "prompt", "stream", "stream_options", "n")
+_OTHER_FIELDS = ("model", "messages", "tools", "prompt", "stream", "stream_options", "n", "system", "input", "instructions")
 """Fields of a request that are not among :attr:`Prefix.asked`."""
 
 
@@ -33,13 +34,51 @@ def prompts_of(fields: Mapping[str, Any]) -> list[Any]:
 
 def prefixes(route: str, fields: Mapping[str, Any]) -> list[Prefix]:
     """What a request asks to be continued, also where it is not what the protocol says: the upstream is who refuses that."""
-    rest = {name: value for name, value in fields.items() if name not in _OTHER_FIELDS}
+    rest = _rest(fields)
     if route == "chat":
         given, tools = fields.get("messages"), fields.get("tools")
         messages = tuple(map(_message, given if isinstance(given, list) else [given]))
         offered = tuple(tool for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
         return [Prefix(messages=messages, tools=offered, asked=rest)]
     return [_prompt(one, rest) for one in prompts_of(fields)]
+
+
+def _rest(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in _OTHER_FIELDS}
+
+
+def read_spoken(
+    translation: Translation, fields: Mapping[str, Any], before: Sequence[Any], strict: bool
+) -> tuple[SpokenRequest, Prefix]:
+    """A request of another protocol that is forwarded as it is, and what it asks to be continued; ``before`` are the items of the
+    responses that it continues. Where it is not what the protocol says the upstream refuses it, unless ``strict``: UserError."""
+    whole = {**fields, "input": [*before, *input_of(fields)]} if before else fields
+    try:
+        asked = translation.read(whole, native=True)
+    except UserError:
+        if strict:
+            raise
+        return SpokenRequest(fields, {"messages": []}), Prefix(
+            messages=(Message("user", canonical_json(plain(fields))),), asked=_rest(fields)
+        )
+    if before:
+        asked = replace(asked, request=fields, origins=tuple(_after(origin, len(before)) for origin in asked.origins))
+    return asked, Prefix(
+        messages=tuple(map(_message, asked.fields["messages"])), tools=tuple(asked.fields.get("tools", ())), asked=_rest(fields)
+    )
+
+
+def input_of(fields: Mapping[str, Any]) -> list[Any]:
+    """The items of a request for a response, also where it is one text."""
+    given = fields.get("input")
+    return given if isinstance(given, list) else [] if given is None else [{"role": "user", "content": given}]
+
+
+def _after(origin: tuple[Any, ...] | None, count: int) -> tuple[Any, ...] | None:
+    """Where a message stands in a request that does not repeat the first ``count`` items; None where it is among these."""
+    if origin is None or origin == (-1,):
+        return origin
+    return tuple(at - count for at in origin if at >= count) or None
 
 
 def _prompt(one: Any, rest: Mapping[str, Any]) -> Prefix:
@@ -68,9 +107,7 @@ async def edited(
     seen = [await shown_by(layers, prefix) for prefix in given]
     changed: dict[str, Any] = {}
     for first, last in ((stages[0], stages[-1]) for stages in seen):
-        if last.asked is not first.asked:
-            changed |= {name: value for name, value in last.asked.items() if first.asked.get(name) != value}
-            changed |= dict.fromkeys(first.asked.keys() - last.asked.keys())  # null is as good as absent
+        changed |= _asked_otherwise(first, last)
         if route == "chat":
             if not _same(first.messages, last.messages):
                 changed["messages"] = [_sent(message) for message in last.messages]
@@ -82,6 +119,34 @@ async def edited(
         if not _same(were, shown):
             changed["prompt"] = shown if len(shown) > 1 else shown[0]
     return seen, changed
+
+
+def _asked_otherwise(first: Prefix, last: Prefix) -> dict[str, Any]:
+    if last.asked is first.asked:
+        return {}
+    changed = {name: value for name, value in last.asked.items() if first.asked.get(name) != value}
+    return changed | dict.fromkeys(first.asked.keys() - last.asked.keys())  # null is as good as absent
+
+
+async def edited_spoken(
+    layers: Sequence[Middleware], translation: Translation, asked: SpokenRequest, given: Prefix
+) -> tuple[list[list[Prefix]], dict[str, Any]]:
+    """As :func:`edited`, of a request of another protocol: a message that no layer changed stays as the client sent it, in all
+    that a chat has no words for (``cache_control``, signatures, ids)."""
+    stages = await shown_by(layers, given)
+    first, last = stages[0], stages[-1]
+    changed = _asked_otherwise(first, last)
+    if not _same(first.messages, last.messages):
+        spots = {id(message.sent): at for at, message in enumerate(first.messages)}
+        shown = []
+        for message in last.messages:
+            at = None if message.sent is None else spots.get(id(message.sent))
+            origin = None if at is None else asked.origins[at]
+            shown.append(ShownMessage(_sent(message), None if at is None else message.sent, origin))
+        changed |= translation.rewrite(asked, shown)
+    if not _same(first.tools, last.tools):
+        changed["tools"] = translation.tools(last.tools)
+    return [stages], changed
 
 
 def _same(first: Sequence[Any], last: Sequence[Any]) -> bool:
@@ -169,6 +234,19 @@ def write_choice(route: str, choice: dict[str, Any], was: Completion, now: Compl
     _add_notes(choice, now)
 
 
+def write_spoken(
+    translation: Translation, answer: dict[str, Any], choice: dict[str, Any], was: Completion, now: Completion
+) -> None:
+    """As :func:`write_choice`, into the answer of another protocol, of which ``choice`` is what it says as a chat."""
+    if now is was:
+        return
+    write_choice("chat", choice, was, now)
+    if now.text != was.text or any(_changes(choice["message"], was, now)):
+        translation.content(answer, choice)
+    if "ramify" in choice:
+        answer["ramify"] = choice["ramify"]
+
+
 def _shown_text(choice: Mapping[str, Any], was: Completion, now: Completion) -> str:
     """A sample says the stop text that ended it; a reply does not."""
     stop = choice.get("stop_reason")
@@ -229,6 +307,50 @@ class Held:
             last = next((choice for choice in reversed(mine) if wire.reason_of(choice)), mine[-1])
             _add_notes(last, completion)
         return self.events
+
+
+class HeldSpoken:
+    """As :class:`Held`, of a stream of another protocol."""
+
+    def __init__(self, rewrites: bool, translation: Translation, asked: SpokenRequest) -> None:
+        self.rewrites, self.translation, self.asked = rewrites, translation, asked
+        self.events: list[dict[str, Any]] = []
+        self.id = ""
+
+    def takes(self, event: dict[str, Any]) -> bool:
+        """Whether ``event`` waits; it is kept then."""
+        inside = event.get("message") or event.get("response")
+        if not self.id and isinstance(inside, dict):
+            self.id = str(inside.get("id") or "")
+        waits = self.rewrites or bool(self.events) or event.get("type") in ("message_delta", *self.translation.ends)
+        if waits:
+            self.events.append(event)
+        return waits
+
+    def released(self, route: str, was: Mapping[int, Completion], now: Mapping[int, Completion]) -> list[dict[str, Any]]:
+        """The events that waited, with what middleware made of the reply; told anew where it changed what it says."""
+        if not now or now[0] is was[0]:
+            return self.events
+        choice: dict[str, Any] = {"index": 0}
+        _add_notes(choice, now[0])
+        if self.rewrites and (now[0].text != was[0].text or any(_changes({}, was[0], now[0]))):
+            return list(self._anew(now[0], choice))
+        last = next((e for e in self.events if e.get("type") in ("message_delta", *self.translation.ends)), None)
+        if last is not None and "ramify" in choice:
+            (last["response"] if isinstance(last.get("response"), dict) else last)["ramify"] = choice["ramify"]
+        return self.events
+
+    def _anew(self, now: Completion, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        data = now.data or {}
+        calls = [{"index": at, **call} for at, call in enumerate(data.get("tool_calls") or ())]
+        delta = {"reasoning_content": data.get("reasoning"), "content": now.text, "tool_calls": calls}
+        finish = "length" if now.stop == "length" else "tool_calls" if calls else "stop"
+        telling = self.translation.telling(self.asked, self.id)
+        usage = data.get("usage", {})
+        usage = {**usage, "prompt_tokens_details": {"cached_tokens": usage.get("cached_tokens", 0)}}
+        chunk = {"choices": [{**choice, "delta": delta, "finish_reason": finish}], "usage": usage}
+        yield from telling.push(chunk)
+        yield from telling.end()
 
 
 def _rewrite(route: str, pieces: Sequence[dict[str, Any]], was: Completion, now: Completion) -> None:

@@ -111,7 +111,7 @@ def make_app(run_path: str | Path, scorer: str | None = None, beside: str | Path
     return Starlette(routes=routes, exception_handlers={404: missing})
 
 
-def _page(refused: RefusedRequestError) -> Response:
+def _page(refused: RefusedRequestError, path: str = "") -> Response:
     return _message("Token needed" if refused.status == 401 else "Refused", refused.message, refused.status, refused.headers)
 
 
