@@ -257,6 +257,7 @@ def _scripts() -> Iterator[Unit]:
         "newcomer": installed | newcomer,
         "page": below("page", "src/ramify/web/static"),
         "verl": verl,
+        "harnesses": tested(TESTS / "integrations" / "test_recorded_commands.py"),
         "slim": installed | below("tests"),
     }
     for name, found in reach.items():

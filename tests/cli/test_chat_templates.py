@@ -20,7 +20,7 @@ import pytest
 from chat_templates import CALL, checkpoint, truths
 
 from ramify.cli.main import main
-from ramify.cli.serve import find_served
+from ramify.cli.serve import EngineOptions, find_served
 from ramify.engine.checkpoints import chat_template
 from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
@@ -412,7 +412,7 @@ def test_a_server_shows_what_transformers_renders(here: Path, models: dict[str, 
 
 
 def test_a_server_takes_a_template_of_ones_own(verb, here: Path, models: dict[str, Path]) -> None:
-    layout, _ = find_served(f"hf:{models['adds']}", 4, chat_template=write(here / "own.jinja", MERGES))
+    layout, _ = find_served(f"hf:{models['adds']}", 4, EngineOptions(chat_template=write(here / "own.jinja", MERGES)))
     (completion,) = asyncio.run(
         layout.sample(Prefix(messages=(Message("system", "S"), Message("user", " U "))), 1, Sampling(max_tokens=2), [1])
     )

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ shows = ["task"]
 [variants.clear]
 set = { instruction = "clear" }
 """
+
+CODER = """
+import json, os, urllib.request
+said = []
+for text in ("first", "second"):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text + str(said)}]}).encode()
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    said.append(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+    open("notes.txt", "a").write(said[-1])
+"""
+"""A program that asks a model twice and notes what it says."""
 
 
 def make_inputs(folder: Path) -> None:
@@ -76,6 +89,8 @@ def make_inputs(folder: Path) -> None:
     (folder / "shop").mkdir()
     (folder / "shop" / "sums.py").write_text("def total(items):\n    return sum(items) / len(items)\n")
     (folder / "issue.md").write_text("`total([])` fails with ZeroDivisionError.\n")
+    save_repository(folder / "work")
+    (folder / "coder.py").write_text(CODER)
     _lines(folder / "gold.jsonl", [{"issue_id": "issue", "spans": [["sums.py", 2, 2]]}])
     (folder / "edit.json").write_text(json.dumps({"append": " wait,"}))
     (folder / "case.toml").write_text(CASE)
@@ -85,6 +100,15 @@ def make_inputs(folder: Path) -> None:
     (folder / "pool.toml").write_text(workers)
     _lines(folder / "asked.jsonl", [{"id": f"q{i}", "prompt": f"word{i}", "answer": ["red", "blue"][i % 2]} for i in range(6)])
     save_planner(folder / "planner")
+
+
+def save_repository(folder: Path) -> None:
+    """A git repository with one commit, the same one everywhere."""
+    folder.mkdir()
+    (folder / "notes.txt").write_text("to do\n")
+    when = {f"GIT_{who}_DATE": "2000-01-01T00:00:00Z" for who in ("AUTHOR", "COMMITTER")}
+    for words in ("init -q", "add -A", "-c user.name=me -c user.email=me@localhost commit -qm begin"):
+        subprocess.run(["git", "-C", folder, *words.split()], check=True, env={**os.environ, **when})
 
 
 def save_planner(folder: Path) -> None:

@@ -23,6 +23,11 @@ VERBS: tuple[Verb, ...] = (
     Verb("rollout --count 2 --attempts 3 " + WORDS),
     Verb("rollout --tree --count 2 --tree-budget 12 " + WORDS, name="rollout-tree"),
     Verb("rollout --count 1 --attempts 2 --max-reply 12 --out run --json", name="rollout-tokens"),
+    Verb(
+        f"record -n 2 --repo {{in}}/work --check 'grep -q wait notes.txt' {WORDS.replace('--out', '--run')} "
+        "-- python3 {in}/coder.py",
+        warm=False,
+    ),
     Verb("resume run --json", first="rollout --count 2 --attempts 3 " + WORDS),
     Verb(
         "improve --updates 1 --tokens 300 --eval-episodes 4 --tasks-per-update 4 --train-tasks 8 --out run --json",

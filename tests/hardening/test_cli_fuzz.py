@@ -20,7 +20,13 @@ from ramify.trace.node import make_node
 
 FUZZ = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 #: Verbs that start work, and what keeps them from it: a cost estimate in place of the work, or a name that is none.
-BILL = {"improve": ["--dry-run"], "rollout": ["--dry-run"], "repro": ["nothing"], "doctor": ["--nothing"]}
+BILL = {
+    "improve": ["--dry-run"],
+    "rollout": ["--dry-run"],
+    "repro": ["nothing"],
+    "doctor": ["--nothing"],
+    "record": ["--repo", "nowhere"],
+}
 OPTIONS = [
     "--json",
     "--out",

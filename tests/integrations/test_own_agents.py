@@ -707,7 +707,7 @@ def test_bad_requests_of_an_agent_are_refused_in_a_sentence(tmp_path: Path) -> N
             ]
             answers = [client.post(f"{url}/chat/completions", json=body) for body in bodies]
             answers += [
-                client.post(f"{url}/responses", json={}),
+                client.post(f"{url}/embeddings", json={}),
                 client.post(url.rsplit("/", 2)[0] + "/guess/v1/chat/completions", json={}),
             ]
             answers += [client.post(f"{url}/chat/completions", content=b"{", headers={"content-type": "application/json"})]

@@ -65,7 +65,7 @@ _CALLABLE = (
 #: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own
 #: (``COMPONENTS``).
 _HOMES: dict[str, tuple[str, ...]] = {
-    "env": ("ramify.env.builtin", "ramify.integrations.environments"),
+    "env": ("ramify.env.builtin", "ramify.integrations.environments", "ramify.integrations.harnesses.commands"),
     "model": ("ramify.model",),
     "judge": ("ramify.score",),
     "credit": ("ramify.score.credit",),

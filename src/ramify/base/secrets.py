@@ -33,12 +33,15 @@ def redact(value: Any, key: str = "") -> Any:
         return [redact(v, key) for v in value]
     if value not in (None, "") and _SECRET_KEY.search(key):
         return REDACTED
-    if isinstance(value, str):
-        for name, secret in os.environ.items():
-            if len(secret) >= _MIN_SECRET and secret in value and _SECRET_VARIABLE.search(name.upper()):
-                value = value.replace(secret, REDACTED)
-        return _URL_LOGIN.sub(REDACTED + "@", value)
-    return value
+    return _URL_LOGIN.sub(REDACTED + "@", hidden(value)) if isinstance(value, str) else value
+
+
+def hidden(text: str) -> str:
+    """``text`` without the values of secret environment variables."""
+    for name, secret in os.environ.items():
+        if len(secret) >= _MIN_SECRET and secret in text and _SECRET_VARIABLE.search(name.upper()):
+            text = text.replace(secret, REDACTED)
+    return text
 
 
 def without_keys(text: str, instead: str = "[key]") -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Each is the module of its name under ramify.cli.
 VERBS = [
-    *("why", "show", "fork", "improve", "rollout", "resume", "serve", "import", "export"),
+    *("record", "why", "show", "fork", "improve", "rollout", "resume", "serve", "import", "export"),
     *("doctor", "list", "new", "check", "repro", "completion"),
 ]
 FRONT = """\
@@ -30,15 +30,14 @@ Usage: ramify VERB ... | METHOD VERB ...      (--help after any word; --version)
 Branch an agent's run at any token, see which step had which consequence, and
 use that to make the agent better.
 
-A run failed           why         which step lost it, what would have helped
+An agent failed        record      run any agent as it is, n times, recorded
+                       why         which step lost it, what would have helped
                        show        a run in the terminal, or as web pages
                        fork        change one thing at any token, sample on
 Make an agent better   improve     attempts, credit per step, training, report
                        rollout     play tasks with any agent, keep the trees
                        resume      continue what was interrupted
 Serve                  serve       a model, or a gateway, for OpenAI clients
-Study a checkpoint     crosscoder, implicit-advantage: what training changed
-                       cliffs, early-decision: where its reasoning turns
 Keep and convert runs  import      read traces of other tools into a run
                        export      write a run for other tools
 Parts and setup        doctor      what is installed, missing or broken
@@ -49,6 +48,7 @@ Parts and setup        doctor      what is installed, missing or broken
                        completion  print the completion script of a shell
 
 Methods, by what they are for (`ramify list` says what each does)
+Study a checkpoint     crosscoder, implicit-advantage, cliffs, early-decision
 Credit and sampling    graph-credit, tree-rollouts, maze-recovery
 Motives and rules      forensics, governance, theory-loop
 Judges and tests       judge-evolution, verify-or-ship
@@ -96,9 +96,10 @@ def command_line(called: str | None = None) -> Verbs:
 
 def run(words: Sequence[str]) -> int:
     """What the command does, and its exit code. Raises RamifyError where it fails."""
-    for i, word in enumerate(words):
+    own = words[: words.index("--")] if "--" in words else words  # what follows is another program's
+    for i, word in enumerate(own):
         flag, equals, value = word.partition("=")
-        if flag in NAMED and not value and (equals or "" in words[i + 1 : i + 2]):
+        if flag in NAMED and not value and (equals or "" in own[i + 1 : i + 2]):
             raise UserError(f"{flag} takes a name, and the one given is empty")
     if HELP.intersection(words) and all(word.startswith("-") for word in words):
         sys.stdout.write(FRONT)

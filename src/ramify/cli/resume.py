@@ -15,21 +15,23 @@ app = Verbs("resume")
 def resume(run: RunArgument, trust: Trust = False) -> Improved | Collected:
     """Continue an interrupted run; the result equals that of an uninterrupted one. A finished run prints its result again."""
     folder = find_run(run)
-    from ramify.jobs import collect, trees
+    from ramify.jobs import collect, recording, trees
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:
         kind = opened.kind
-    if kind not in ("improve", trees.TreeCollection.kind, collect.Collection.kind):
-        continues = (
-            f"; the same `ramify {kind}` again continues it" if kind not in ("", "import", "play", "cliffs show --run") else ""
-        )
-        raise UserError(f"{folder} was not made by `ramify improve` or `ramify rollout`{continues}")
+    again = {
+        trees.TreeCollection.kind: trees.resume,
+        collect.Collection.kind: collect.resume,
+        recording.Recording.kind: recording.resume,
+    }
+    if kind != "improve" and kind not in again:
+        made = f"; the same `ramify {kind}` again continues it" if kind not in ("", "import", "play", "cliffs show --run") else ""
+        raise UserError(f"{folder} was not made by `ramify improve`, `ramify rollout` or `ramify record`{made}")
     with progress(folder.name, kept=f"finished work is kept: continue with `ramify resume {folder}`") as bar:
         bar.begin(0, phase="load")
         if kind != "improve":
-            again = trees.resume if kind == trees.TreeCollection.kind else collect.resume
-            return again(folder, bar, trust)
+            return again[kind](folder, bar, trust)
         from ramify.jobs import improve as job
 
         resumed = job.resume(folder, bar, trust)

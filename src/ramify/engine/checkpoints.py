@@ -37,7 +37,7 @@ def model_folder(spec: str) -> Path:
         if path and path not in known:
             raise UserError(f"there is no built-in agent '{path}' ({nearest(path, known)})")
         return assets / (path or "household")
-    if kind in ("chat", "completions"):
+    if kind in ("chat", "completions", "anthropic", "responses"):
         raise NeedsError(f"'{kind}:...' is a model at an endpoint; this needs weights in this process: builtin or hf:PATH")
     if kind != "hf" or not path:
         raise UserError(f"model '{kind}' is neither 'builtin' nor 'hf:PATH'")

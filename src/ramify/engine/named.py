@@ -114,7 +114,7 @@ def find_sampled(spec: str) -> tuple[Model, Tokenizer, ChatTemplate | None]:
 
     Raises NeedsError on a chat endpoint, before any request to it, and on a model without a tokenizer.
     """
-    if spec.partition(":")[0] == "chat":
+    if spec.partition(":")[0] in ("chat", "anthropic", "responses"):
         raise NeedsError(
             "a chat endpoint cannot continue inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
         )

@@ -307,18 +307,39 @@ class Episodes:
             recorded = [next(node for node, _ in path if node.role not in ("root", "system")).message]
         first = await self.stage.reset(env, task, sample_key(self.sampler.seed, ("env", tree)), recorded)
         node = self.record.root(tree, task)
-        known = self.trees[tree]
-        while children := [child for child in known.children(node.id) if "edit" not in child.data]:
-            node = children[0]
-            if node.role != "system":
-                check(task, 0, node, first)
-                return node
+        starts = self._starts(tree, getattr(env, "varies", False), back_to)
+        for start in starts:
+            try:
+                check(task, 0, start, first)
+                return start
+            except InfrastructureError:
+                if first.failure or back_to is not None or not getattr(env, "varies", False):
+                    raise
+        if not starts and (known := self.trees[tree].children(node.id)):
+            node = known[0]
         if env.system and node.role == "root":
             node = self.record.given(node, "system", env.system, "")
             self.record.add(node)
         start = self._observed(env, node, first, "" if node.role == "root" else node.role, data=dict(first.data))
         self.record.add(start)
         return start
+
+    def _starts(self, tree: str, varies: bool, back_to: Node | None) -> list[Node]:
+        """The first observations of a tree, without those that are edits: one, but where an environment that is not ours to seed
+        ``varies``; there, to go ``back_to`` a node, the one above it."""
+        known = self.trees[tree]
+        heads = [node for node in known.children(known.root.id) if "edit" not in node.data]
+        starts = [
+            start
+            for node in heads
+            for start in ([node] if node.role != "system" else known.children(node.id))
+            if "edit" not in start.data
+        ]
+        if varies and back_to is not None:
+            above = {node.id for node, _ in known.path(back_to.id).segments}
+            near = [start for start in starts if any(node.id in above for node in known.children(str(start.parent)))]
+            starts = [start for start in near if start.id in above] or near
+        return starts if varies and back_to is None else starts[:1]
 
     def _observed(self, env: Env, parent: Node, seen: Observation, after: str, **fields: Any) -> Node:
         """An observation after ``parent``, not stored yet, with the environment's state when it can report one."""
@@ -426,7 +447,13 @@ class Episodes:
         if answer.snapshot is not None:
             await self.stage.restore(env, task, answer, self.trees[answer.tree])
         else:
-            check(task, position.turns + 1, answer, await self._step(env, position, node, [answer.message]))
+            seen = await self._step(env, position, node, [answer.message])
+            try:
+                check(task, position.turns + 1, answer, seen)
+            except InfrastructureError:
+                if seen.failure or not getattr(env, "varies", False):
+                    raise
+                return self._stored_answer(env, position, node, seen)  # the same reply, answered otherwise this time
         return as_turn(node, answer)
 
     async def _turn(self, env: Env, position: Position, draw: Draw, change: Change | None) -> Turn:
@@ -455,7 +482,13 @@ class Episodes:
 
     async def _answered(self, env: Env, position: Position, node: Node) -> Turn:
         """Let the environment act on the whole reply; store reply and answer."""
-        seen = await self._step(env, position, node)
+        turn = self._stored_answer(env, position, node, await self._step(env, position, node))
+        if getattr(env, "varies", False):  # what was paid for is on the disk, however the attempt ends
+            self.run.commit()
+        return turn
+
+    def _stored_answer(self, env: Env, position: Position, node: Node, seen: Observation) -> Turn:
+        """Store the whole reply and the answer ``seen``."""
         stop = "terminated" if seen.terminated else "truncated" if seen.truncated or position.turns + 1 >= env.max_turns else ""
         data = {**seen.data, **({} if seen.valid else {"valid": False})}
         if seen.failure:

@@ -107,6 +107,7 @@ def _answer(tree: Tree, seen: Node) -> Message:
 def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
     """Compare the environment's answer at ``step`` (0: its start) with the recorded one: text, reward, and whether it ended.
 
+    Where both say what of them counts (``request`` in :func:`ramify.env.protocol.chat_of`), that is compared and not the text.
     Raises InfrastructureError("env") where they differ, or the one that the answer ends with.
     Space around the text does not count: chat templates trim it.
     """
@@ -115,17 +116,16 @@ def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
     was, text = recorded.text, now.text
     over = "over" if recorded.stop == "terminated" else "not over"
     is_over = "over" if now.terminated else "not over"
-    if was != text and was.strip() != text.strip():
+    before, after = chat_of(recorded.data).get("request"), chat_of(now.data).get("request")
+    keyed = before is not None and after is not None
+    if was.strip() != text.strip() and not (keyed and before == after):
         difference = f"recorded {_short(was)}, now {_short(text)}"
     elif recorded.reward is not None and recorded.reward != now.reward:
         difference = f"after {_short(was)} the recorded reward is {recorded.reward:g}, now {now.reward:g}"
     elif over != is_over or (now.truncated and not recorded.stop):
         is_over = "cut off" if now.truncated else is_over
         difference = f"after {_short(was)} the recorded episode is {over}, now {is_over}"
-    elif (
-        None not in (before := chat_of(recorded.data).get("request"), after := chat_of(now.data).get("request"))
-        and before != after
-    ):
+    elif keyed and before != after:
         difference = f"at {_short(was)} the agent shows or offers its model something else than was recorded"
     else:
         return

@@ -33,6 +33,9 @@ from ramify.env.tools import GATE, RUNS, Ask, ToolGate, ask_person, check_effect
 from ramify.integrations.environments.tools import as_text, check_prompt
 from ramify.integrations.harnesses.frameworks import runner
 from ramify.integrations.harnesses.worktrees import PLACE, Worktree, base_commit
+from ramify.model.endpoint import SPOKEN
+from ramify.model.sse import as_event
+from ramify.model.translation import SpokenRequest, Translation
 from ramify.score.match import ExactMatch
 from ramify.trace.message import Message, ToolCall, plain, read_message, split_reply
 from ramify.trace.parallel import results_in_order
@@ -130,6 +133,8 @@ class AgentEnvironment:
         )
         self.effects, self.seen = _declared(tools)
         self.declared = dict(tools) if isinstance(tools, Mapping) else {}
+        self.on_request: Callable[[], object] = lambda: None
+        """Called when an agent asks its model, in a thread of its own."""
         self._tasks = None if tasks is None else task_set_of(tasks)
 
     def declare(self, effects: Mapping[str, str]) -> None:
@@ -219,7 +224,7 @@ class AgentEpisode:
         self._several = False
         """Whether the recorded attempt has several conversations, whose requests come in any order."""
         self.token = ""
-        self._over = False
+        self._over, self._opening = False, threading.Lock()
         self._misspoken = False
         """Whether the model's last reply made a call that is none: an agent that ends of it was ended by the model."""
         self._task: Task | None = None
@@ -245,8 +250,11 @@ class AgentEpisode:
         prompt = check_prompt(task)
         self.token = secrets.token_urlsafe(16)
         _server().episodes[self.token] = self
-        if self._environment.repo is not None:
-            self._tree = Worktree(Path(self._environment.repo), self._environment.base, self._environment.place)
+        with self._opening:
+            if self._over:
+                raise InfrastructureError("env", "the episode is over")
+            if self._environment.repo is not None:
+                self._tree = Worktree(Path(self._environment.repo), self._environment.base, self._environment.place)
         self._replaying(None)
         context = contextvars.copy_context()
         context.run(GATE.set, self.gate)
@@ -294,7 +302,8 @@ class AgentEpisode:
 
     def close(self) -> None:
         """End it: no tool runs from here on, and what the agent still asks for is refused."""
-        self._over = True
+        with self._opening:
+            self._over = True
         self.gate.close()
         if self._thread is None:  # the agent never started, so no call is its own
             self.gate.leave()
@@ -305,6 +314,7 @@ class AgentEpisode:
         for request in [*self._waiting, *([self._now] if self._now else []), *self._left()]:
             if not request.reply.done():
                 request.reply.set_exception(ended)
+        self._events.put(_Ended(error="the episode is over"))  # for a step that still waits, of an attempt that was cancelled
 
     def _left(self) -> Iterable[_Request]:
         while True:
@@ -488,20 +498,22 @@ class AgentEpisode:
     def _live(self, prompt: str, url: str) -> None:
         """Run the agent, in its own thread."""
         try:
-            run: Any = self._environment.run
-            if self._tree is not None:
-                run = partial(self._tree.run, self._environment.command)
-            if self._environment.makes:
-                run = runner(run(url), self)
-            answer = run(prompt, url)
-            if inspect.isawaitable(answer):
-                answer = wait_for(answer)
-            self._events.put(_Ended(answer))
+            self._events.put(_Ended(self._acted(prompt, url)))
         except BaseException as error:  # the person's own code may raise anything; the attempt says what
             if not self._over:
                 self._events.put(_Ended(error=f"the agent raised {type(error).__name__}: {error}"))
         finally:
             self.gate.leave()
+
+    def _acted(self, prompt: str, url: str) -> Any:
+        """What the agent answers, once it has done what ``prompt`` says."""
+        run: Any = self._environment.run
+        if self._tree is not None:
+            run = partial(self._tree.run, self._environment.command)
+        if self._environment.makes:
+            run = runner(run(url), self)
+        answer = run(prompt, url)
+        return wait_for(answer) if inspect.isawaitable(answer) else answer
 
     def outward(self, reply: dict[str, Any]) -> dict[str, Any]:
         """A reply as the agent gets it."""
@@ -514,6 +526,10 @@ class AgentEpisode:
         if self._commit:
             self._tree.back(self._commit)
         return {COMMIT: self._tree.commit()}
+
+    def _request_key(self, messages: list[str], asked: Mapping[str, Any]) -> str:
+        """What a request is known by: its messages by their keys, and its further fields."""
+        return json_hash([messages, plain(asked)])
 
     def asks(self, body: Mapping[str, Any]) -> tuple[Message, str]:
         """The reply to one request of the agent, once there is one. Raises UserError on what is no such request,
@@ -530,10 +546,11 @@ class AgentEpisode:
             read_message(one, f"message {at}")
         messages = results_in_order(messages, lambda one: one, lambda one: str(one.get("role")))  # tools may run at the same time
         asked = {**_UNSET, **{key: value for key, value in body.items() if key not in _OWN}}
-        request = _Request([dict(one) for one in messages], asked, json_hash([list(map(_message_key, messages)), plain(asked)]))
+        request = _Request([dict(one) for one in messages], asked, self._request_key(list(map(_message_key, messages)), asked))
         if self._over:
             raise InfrastructureError("env", "the episode is over")
         self.gate.requests += 1
+        self._environment.on_request()
         self._events.put(request)
         return request.reply.result()
 
@@ -601,8 +618,13 @@ def _only_server() -> _Server:
     return _Server()
 
 
+_CHAT_ROUTE, _COUNT_ROUTE = "v1/chat/completions", "v1/messages/count_tokens"
+_SPOKEN: dict[str, Translation] = {f"v1{spoken.path}": spoken for spoken in SPOKEN.values()}
+"""Protocols besides chat completions, by the path of their requests."""
+
+
 class _Handler(BaseHTTPRequestHandler):
-    """``/TOKEN/v1/chat/completions``, whole or streamed, and ``/TOKEN/v1/models``.
+    """``/TOKEN/v1/chat/completions``, ``/responses`` and ``/messages``, whole or streamed, and ``/TOKEN/v1/models``.
     One request a connection: agents leave theirs open."""
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -613,51 +635,63 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(200, {"object": "list", "data": [{"id": "model", "object": "model", "owned_by": "ramify"}]})
 
     def do_POST(self) -> None:
-        """One chat completion."""
+        """One reply, in the protocol of the path."""
         owner: _Server = self.server.owner  # type: ignore[attr-defined]
         token, _, route = self.path.lstrip("/").partition("/")
+        route = route.split("?")[0].rstrip("/")
         length = self.headers.get("content-length") or ""
         body = self.rfile.read(int(length)) if length.isascii() and length.isdecimal() and int(length) <= MOST_BODY else b""
-        episode = owner.episodes.get(token)
-        if episode is None or route.split("?")[0].rstrip("/") != "v1/chat/completions":
+        episode, spoken = owner.episodes.get(token), _SPOKEN.get(route)
+        if episode is None or route not in (_CHAT_ROUTE, _COUNT_ROUTE, *_SPOKEN):
             what = "the episode is over" if episode is None else f"there is no /{route}: an agent asks /v1/chat/completions"
-            self._refuse(404 if episode else 410, what)
+            self._refuse(404 if episode else 410, what, spoken)
             return
         try:
             fields = json.loads(body)
             if not isinstance(fields, dict):
                 raise UserError("the body is not an object")
-            message, stop = episode.asks(fields)
+            if route == _COUNT_ROUTE:  # about four characters each: who counts exactly is the model, and it is not asked
+                self._json(200, {"input_tokens": len(body) // 4})
+                return
+            asked = SpokenRequest(fields, fields) if spoken is None else spoken.read(fields)
+            message, stop = episode.asks(asked.fields)
         except (UserError, ValueError, RecursionError) as error:
-            self._refuse(400, str(error))
+            self._refuse(400, str(error), spoken)
             return
         except InfrastructureError as error:
-            self._refuse(410, error.message)
+            self._refuse(410, error.message, spoken)
             return
         except Exception as error:  # whatever else is wrong with a request, its agent is told
-            self._refuse(400, f"the request cannot be read: {type(error).__name__}: {error}")
+            self._refuse(400, f"the request cannot be read: {type(error).__name__}: {error}", spoken)
             return
-        self._answer(fields, episode.outward(_as_openai(message)), stop, message.data.get("usage"))
+        self._answer(asked, spoken, episode.outward(_as_openai(message)), stop, message.data.get("usage"))
 
-    def _answer(self, fields: Mapping[str, Any], reply: dict[str, Any], stop: str, usage: Any) -> None:
-        name, made = str(fields.get("model") or "model"), int(time.time())
+    def _answer(self, asked: SpokenRequest, spoken: Translation | None, reply: dict[str, Any], stop: str, usage: Any) -> None:
+        fields = asked.fields
+        name, now = str(fields.get("model") or "model"), int(time.time())
         finish = "tool_calls" if reply.get("tool_calls") else "length" if stop == "length" else "stop"
-        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": made, "model": name}
+        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": now, "model": name}
         counts = {"prompt_tokens": 0, "completion_tokens": 0, **(usage if isinstance(usage, Mapping) else {})}
         counts["total_tokens"] = counts["prompt_tokens"] + counts["completion_tokens"]
         if not fields.get("stream"):
             choice = {"index": 0, "message": reply, "finish_reason": finish, "logprobs": None}
-            self._json(200, {**head, "object": "chat.completion", "choices": [choice], "usage": counts})
+            answer = {**head, "object": "chat.completion", "choices": [choice], "usage": counts}
+            self._json(200, answer if spoken is None else spoken.told(answer, asked, spoken.new_id()))
             return
         delta = {**reply, "tool_calls": [{"index": i, **call} for i, call in enumerate(reply.get("tool_calls") or ())]}
         chunks = [{"index": 0, "delta": delta, "finish_reason": None}], [{"index": 0, "delta": {}, "finish_reason": finish}]
         events = [{**head, "object": "chat.completion.chunk", "choices": choices} for choices in chunks]
         events.append({**head, "object": "chat.completion.chunk", "choices": [], "usage": counts})
-        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-        self._send(200, text.encode(), "text/event-stream")
+        if spoken is None:
+            self._send(200, b"".join(map(as_event, events)) + b"data: [DONE]\n\n", "text/event-stream")
+            return
+        telling = spoken.telling(asked, spoken.new_id())
+        told = [event for chunk in events for event in telling.push(chunk)]
+        self._send(200, b"".join(map(as_event, [*told, *telling.end()])), "text/event-stream")
 
-    def _refuse(self, status: int, why: str) -> None:
-        self._json(status, {"error": {"message": why, "type": "invalid_request_error", "param": None, "code": None}})
+    def _refuse(self, status: int, why: str, spoken: Translation | None = None) -> None:
+        error = {"message": why, "type": "invalid_request_error", "param": None, "code": None}
+        self._json(status, {"error": error} if spoken is None else spoken.refused(status, error))
 
     def _json(self, status: int, value: Any) -> None:
         self._send(status, json.dumps(value).encode(), "application/json")

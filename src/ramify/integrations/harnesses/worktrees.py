@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeAlias
 
 from ramify.base.errors import InfrastructureError, UserError
+from ramify.base.files import reason
 
 PLACE = "/ramify/worktree"
 """What the folder is called in the requests that are recorded and in the replies:
@@ -31,6 +35,15 @@ _WHO = {
 _WHEN = {"GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z"}
 """One date for all commits, so that the same files have the same commit."""
 _git = threading.Lock()
+PREFIX, OWNER = "ramify-", "owner"
+"""How the folder around a worktree begins, and the file in it that says whose it is: PID.START and its mark."""
+MARK = "RAMIFY_WORKTREE"
+"""In the environment of everything that runs in a worktree: its mark."""
+_ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "OLDPWD")
+"""Variables that would have a command work in another folder."""
+MOST_OUTPUT = 1 << 20
+"""Bytes that are kept of what a command prints."""
+Popen: TypeAlias = "subprocess.Popen[bytes]"
 
 
 def git(folder: Path, *words: str, index: str = "") -> str:
@@ -55,13 +68,15 @@ class Worktree:
 
     def __init__(self, repo: Path, base: str, place: str = PLACE) -> None:
         self.repo, self.place = repo, place
-        self._parent = tempfile.TemporaryDirectory(prefix="ramify-")
+        self._parent = tempfile.TemporaryDirectory(prefix=PREFIX)
+        self._mark, self._lock, self._closed = secrets.token_hex(16), threading.Lock(), False
+        (Path(self._parent.name) / OWNER).write_text(f"{_identity(str(os.getpid()))} {self._mark}")
         self.folder = Path(self._parent.name).resolve() / "worktree"
         self._index = str(Path(self._parent.name) / "index")
         with _git:  # two at once would meet at the repository's locks
             git(repo, "worktree", "add", "--quiet", "--detach", str(self.folder), base)
         self._last = base
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Popen | None = None
 
     def commit(self) -> str:
         """A commit of the files as they are; neither the branch nor the index that the command sees changes."""
@@ -89,26 +104,132 @@ class Worktree:
     def run(self, command: Sequence[str], prompt: str, url: str) -> str:
         """Run the command to its end and return what it printed. Raises InfrastructureError where its exit code is not 0."""
         argv = [word.replace("{prompt}", prompt).replace("{url}", url) for word in command]
-        env: dict[str, Any] = {**os.environ, **_WHEN, "OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": "none"}
-        pipes: Mapping[str, Any] = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "text": True,
-        }
-        self._process = subprocess.Popen(argv, cwd=self.folder, env=env, start_new_session=True, errors="replace", **pipes)
-        out, errors = self._process.communicate()
-        if self._process.returncode:
-            last = errors.strip().rpartition("\n")[2][-300:]
-            raise InfrastructureError("env", f"the command {argv[0]} ended with exit code {self._process.returncode}: {last}")
-        return out.strip()
+        done = self.ended(argv, {**_WHEN, "OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": "none"})
+        if done.code:
+            raise InfrastructureError("env", f"the command {argv[0]} ended with exit code {done.code}: {done.last}")
+        return done.out.strip()
+
+    def ended(self, argv: Sequence[str] | str, env: Mapping[str, str | None], seconds: float | None = None) -> CommandEnd:
+        """Run a command, or a line of the shell, in the folder, to its end or for ``seconds``; then whatever it started is ended,
+        too. ``env``: variables besides this process's own; None takes one away. Raises InfrastructureError where it cannot be
+        started, or the worktree is closed."""
+        own: dict[str, str | None] = {"PWD": str(self.folder), **dict.fromkeys(_ELSEWHERE), MARK: self._mark}
+        given = {name: value for name, value in {**os.environ, **env, **own}.items() if value is not None}
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:  # a pipe stays open as long as any child
+            process = self._started(argv, given, out, errors)
+            try:
+                code, late = process.wait(seconds), False
+            except subprocess.TimeoutExpired:
+                code, late = 0, True
+            self._end(process)
+            return CommandEnd(process.returncode if late else code, _read(out), _read(errors), late)
+
+    def _started(self, argv: Sequence[str] | str, env: Mapping[str, str], out: IO[bytes], errors: IO[bytes]) -> Popen:
+        with self._lock:
+            if self._closed:
+                raise InfrastructureError("env", "the episode is over")
+            words = ["sh", "-c", argv] if isinstance(argv, str) else list(argv)
+            try:
+                process = subprocess.Popen(
+                    words, cwd=self.folder, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=errors
+                )
+            except (OSError, ValueError) as error:
+                raise InfrastructureError("env", f"the command {words[0]} cannot be started: {reason(error)}") from None
+            self._process = process
+            return process
+
+    def _end(self, process: Popen) -> None:
+        """End the process, its group, and what left the group."""
+        if process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        end_marked(self._mark)
 
     def close(self) -> None:
         """End the command, and remove the folder; the commits stay."""
-        if self._process is not None and self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        with self._lock:
+            self._closed = True
+        if self._process is not None:
+            self._end(self._process)
         with _git, suppress(InfrastructureError):
             git(self.repo, "worktree", "remove", "--force", str(self.folder))
         self._parent.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEnd:
+    """How a command ended, and the end of what it printed."""
+
+    code: int
+    """Its exit code; below 0 the signal that ended it."""
+    out: str
+    errors: str
+    late: bool
+    """Whether it was ended because its time was over."""
+
+    @property
+    def last(self) -> str:
+        """The last line that says anything, of its errors or else of its output."""
+        return (self.errors.strip() or self.out.strip()).rpartition("\n")[2][-300:]
+
+
+def _read(file: IO[bytes]) -> str:
+    """The last characters of a file that a command wrote."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - MOST_OUTPUT))
+    return file.read().decode("utf-8", "replace")
+
+
+def end_marked(mark: str) -> None:
+    """End every process whose environment says that a worktree of this ``mark`` started it, also where it left its group."""
+    wanted = f"{MARK}={mark}".encode()
+    for _ in range(8):  # what is being forked meanwhile is seen the next time
+        running = [process for process in Path("/proc").iterdir() if process.name.isdecimal()]
+        pids = [int(process.name) for process in running if wanted in _environment(process)]
+        if not pids:
+            return
+        for pid in pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _environment(process: Path) -> list[bytes]:
+    try:
+        return (process / "environ").read_bytes().split(b"\0")
+    except OSError:  # another person's, or gone
+        return []
+
+
+def sweep(repo: Path) -> int:
+    """Remove the worktrees of ``repo`` that a killed process left, end what ran in them; how many there were."""
+    count = 0
+    for line in git(repo, "worktree", "list", "--porcelain").splitlines():
+        folder = Path(line.removeprefix("worktree ")) if line.startswith("worktree ") else None
+        if folder is None or folder.name != "worktree" or not folder.parent.name.startswith(PREFIX):
+            continue
+        try:
+            owner, mark = (folder.parent / OWNER).read_text().split()
+        except (OSError, ValueError):
+            continue
+        if not _alive(owner):
+            end_marked(mark)
+            with _git, suppress(InfrastructureError):
+                git(repo, "worktree", "remove", "--force", str(folder))
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            count += 1
+    return count
+
+
+def _alive(owner: str) -> bool:
+    """Whether the process is there that ``PID.START`` names."""
+    return owner == _identity(owner.partition(".")[0])
+
+
+def _identity(pid: str) -> str:
+    """``PID.START``: a number is given again to other processes, with another start."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return f"{pid}.{text.rpartition(')')[2].split()[19]}"
