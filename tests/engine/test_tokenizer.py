@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
 from ramify.model.protocol import Tokenizer
-from ramify.model.tokenizer import HfTokenizer
+from ramify.model.tokenizer import HfTokenizer, continued
 
 from .helpers import byte_tokenizer
 
@@ -113,3 +113,20 @@ def test_hash_covers_the_merges(tmp_path: Path) -> None:
         HfTokenizer.load(tmp_path)
     with pytest.raises(UserError, match="no tokenizer at"):
         HfTokenizer.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, metaspace()])
+def test_a_text_that_is_continued_is_the_text_of_all_its_tokens(tokenizer: HfTokenizer) -> None:
+    ids = np.array(tokenizer.encode("the door and the key"), np.int32)
+    whole, ends = tokenizer.decode(ids.tolist()), tokenizer.ends(ids.tolist())
+    for cut in range(len(ids) + 1):
+        text, own = continued(tokenizer, ids[:cut], ids[cut:])
+        start = int(ends[cut - 1]) if cut else 0
+        assert whole[:start] + text == whole
+        np.testing.assert_array_equal(own + start, ends[cut:])
+
+
+def test_a_character_that_begins_before_ends_where_the_text_is_continued() -> None:
+    ids = np.array(TOKENIZER.encode("the 😀"), np.int32)
+    text, ends = continued(TOKENIZER, ids[:-1], ids[-1:])
+    assert (text, ends.tolist()) == ("😀", [1])

@@ -15,6 +15,7 @@ EXTRAS = {
         "models, tokenizers and tensors in this process",
         ("torch", "transformers", "tokenizers", "safetensors", "llguidance"),
     ),
+    "real": ("GGUF files, such as the model smollm2,", ("gguf", "accelerate")),
     "parquet": ("Parquet files", ("pyarrow",)),
     "graphs": ("networkx and GraphML graphs", ("networkx",)),
 }

@@ -18,6 +18,7 @@ from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import folder_aside, refusal, whole_file
 from ramify.engine.adapters import Adapter, is_adapter, tokenizer_folder, whole_folder
 from ramify.engine.generation import FILE as GENERATION
+from ramify.engine.gguf import gguf_file, smollm2_file, unpacked
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM, distinct_weights, read_config, set_distinct_weights
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_in
@@ -26,10 +27,16 @@ from ramify.model.tokenizer import HfTokenizer
 
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 """Files that accompany a tokenizer."""
+_NOT_OURS = ("auto_map", "torch_dtype", "dequantised_from")
+"""Fields of the start's config.json that do not hold for what is saved."""
 
 
 def model_folder(spec: str) -> Path:
-    """Folder of the checkpoint that ``builtin``, ``builtin:NAME`` or ``hf:PATH`` names. Raises UserError when there is none."""
+    """Folder of the checkpoint that ``builtin``, ``builtin:NAME``, ``hf:PATH``, ``gguf:FILE`` or ``smollm2`` names.
+
+    That of a GGUF file, which is dequantised once, lies in the cache. Raises UserError when there is none, and as
+    :func:`ramify.engine.gguf.unpacked`.
+    """
     kind, _, path = spec.partition(":")
     if kind == "builtin":
         assets = Path(str(resources.files("ramify") / "assets"))
@@ -39,12 +46,18 @@ def model_folder(spec: str) -> Path:
         return assets / (path or "household")
     if kind in ("chat", "completions", "anthropic", "responses"):
         raise NeedsError(f"'{kind}:...' is a model at an endpoint; this needs weights in this process: builtin or hf:PATH")
-    if kind != "hf" or not path:
-        raise UserError(f"model '{kind}' is neither 'builtin' nor 'hf:PATH'")
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"model '{spec}': there is no folder {folder}")
-    return folder
+    if spec == "smollm2":
+        return unpacked(smollm2_file())
+    if kind not in ("hf", "gguf") or not path:
+        raise UserError(f"model '{kind}' is neither 'builtin' nor 'hf:PATH', 'gguf:FILE' or 'smollm2'")
+    place = Path(path).expanduser()
+    if kind == "hf" and not place.is_dir():
+        raise UserError(f"model '{spec}': there is no folder {place}")
+    if (file := gguf_file(place)) is not None:
+        return unpacked(file)
+    if kind == "gguf":
+        raise UserError(f"model '{spec}': {place} is not a GGUF file{'' if place.exists() else ', and there is none'}")
+    return place
 
 
 def load_model(
@@ -131,7 +144,7 @@ def _write(model: LocalModel, start: Path | None, folder: Path, adapter: Adapter
         model.module.save(folder, model.tokenizer)
         if start is not None:
             config = read_config(whole_folder(start))
-            record = {name: value for name, value in config.items() if name not in ("auto_map", "torch_dtype")}
+            record = {name: value for name, value in config.items() if name not in _NOT_OURS}
             (folder / "config.json").write_text(json.dumps(record | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
     else:
         from ramify.engine.generic import save_transformers

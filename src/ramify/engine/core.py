@@ -8,13 +8,15 @@ where this machine's kernels make it, every token runs in a batch of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as GenericSequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.engine.batch import ForwardBatch
+from ramify.engine.batch import ForwardBatch, padded
 from ramify.engine.forward import CHUNK, Exactness, Forward, threads_for
 from ramify.engine.grammar import shapes_after
 from ramify.engine.sampling import Picked, pick
@@ -39,12 +41,21 @@ class EngineCore:
         forward: Forward,
         tokenizer: Tokenizer | None,
         eos: GenericSequence[int],
-        exactness: Exactness,
+        exactness: Callable[[], Exactness],
     ) -> None:
         self.scheduler, self.forward, self.tokenizer, self.eos = scheduler, forward, tokenizer, frozenset(eos)
         self.cache, self.speculator, self.stats = scheduler.cache, scheduler.speculator, scheduler.stats
-        self.alone = exactness is Exactness.ALONE
-        self.any_threads = exactness in (Exactness.TOGETHER, Exactness.UNPROVEN)
+        self._exactness = exactness
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether every token runs in a batch of its own."""
+        return self._exactness() is Exactness.ALONE
+
+    @cached_property
+    def any_threads(self) -> bool:
+        """Whether a batch may run on several threads."""
+        return self._exactness() in (Exactness.TOGETHER, Exactness.UNPROVEN)
 
     def step(self) -> bool:
         """Schedule, move every running sequence on by at least one token; True when one finished."""
@@ -175,6 +186,9 @@ class EngineCore:
             if last:
                 ready.append(slot)
                 entries.append(firsts[slot] + n - 1)
+        if ready and not self.alone and not any(round_.drafts) and padded(len(entries)) < len(hidden[0]):
+            asked = entries + entries[:1] * (padded(len(entries)) - len(entries))
+            hidden, entries = [hidden[0][asked]], list(range(len(entries)))  # the rest of the batch has no logits to pay for
         return bool(ready) and self._sample(self._logits(hidden), ready, entries, round_)
 
     def _ran(self, seq: Sequence, count: int, watched: bool) -> None:

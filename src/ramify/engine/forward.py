@@ -2,26 +2,37 @@
 
 Every token, prompt, sampled or drafted, takes the same path: linear layers on a batch whose row count is a multiple of 4,
 attention over the row's cached keys up to its own, with a multiple of 4 query rows for each key/value head. Matrix kernels treat
-1, 2 and 3 rows in ways of their own. With ``MKL_CBWR`` pinned (see ``ramify.engine``), a row's result then has the same bits
-whatever else is in the batch, so keys and values do not depend on how or when a position was computed. :func:`exactness` looks
-whether that holds here, and what to do where it does not.
+1, 2 and 3 rows in ways of their own. With ``MKL_CBWR`` pinned (see ``ramify.engine``), and in the kernels of large models
+(:mod:`ramify.engine.products`), a row's result then has the same bits whatever else is in the batch, so keys and values do not
+depend on how or when a position was computed. :func:`exactness` looks whether that holds here, and what to do where it does not.
 
 Axis legend: M batch rows, S cached positions, D width, H query heads, G key/value heads, E head size, C = 2GE, V vocabulary.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from copy import copy
+from dataclasses import asdict
+from dataclasses import replace as with_fields
 from enum import StrEnum
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.base.errors import RamifyError
+from ramify.base.files import cache_folder, write_whole
+from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.processor import processor
 from ramify.engine.batch import UNIT, ForwardBatch
 from ramify.engine.cache import KVCache
+from ramify.engine.products import LARGE, linear
 from ramify.engine.stack import Stack, replace, twice
 from ramify.engine.tiny import Tap, TinyLM
 
@@ -65,6 +76,8 @@ class Forward(Protocol):
     device: torch.device
     dtype: torch.dtype
     """Of the weights, and so of the cache."""
+    shape: str
+    """What its kernels depend on: the sizes of its matrices, as JSON."""
 
     def hidden(self, batch: ForwardBatch, tap: Tap | None = None) -> Tensor:
         """Run a batch; last hidden state [M, D]. ``tap`` as in :meth:`TinyLM.hidden`, with [M, D]."""
@@ -82,11 +95,16 @@ class Forward(Protocol):
         """Take over changed weights."""
         ...
 
+    def shallow(self) -> Forward:
+        """The same network with its first blocks alone, where it can be cut: their products have the shapes that all have."""
+        ...
+
 
 class TinyForward:
     """A :class:`TinyLM` as a :class:`ramify.engine.stack.Stack`.
 
-    Its fused matrices are copies (about two thirds of the weights again); :meth:`refresh` makes them anew.
+    Of a small model its fused matrices are copies (about two thirds of the weights again); :meth:`refresh` makes them anew.
+    A large one runs on its own.
     """
 
     def __init__(self, module: TinyLM) -> None:
@@ -96,13 +114,23 @@ class TinyForward:
         self.vocab, self.width, self.context = c.vocab, c.width, c.context
         self.weights = sum(weight.numel() for weight in module.parameters())
         self.device, self.dtype = module.head.device, module.head.dtype
+        self._large = c.large and self.device.type == "cpu"
+        self.shape = canonical_json(asdict(with_fields(c, layers=0, eos=())))
         self.refresh()
 
     def refresh(self) -> None:
         """Fuse the weights anew."""
         with torch.inference_mode():
-            self._stack = Stack(self.module.model.layers, self.c, self.device, UNIT)  # padding may run past the context
+            blocks = self.module.model.layers[: self.layers]
+            self._stack = Stack(blocks, self.c, self.device, UNIT, copies=not self._large)  # padding may run past the context
             self._last = twice(self.module.model.norm.weight)
+
+    def shallow(self) -> TinyForward:
+        """See :class:`Forward`."""
+        other = copy(self)
+        other.layers = min(2, self.layers)
+        other.refresh()
+        return other
 
     def hidden(self, batch: ForwardBatch, tap: Tap | None = None) -> Tensor:
         """See :class:`Forward`."""
@@ -115,7 +143,7 @@ class TinyForward:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, D] to [M, V]."""
-        return F.linear(hidden, self.module.head)
+        return (linear if self._large else F.linear)(hidden, self.module.head)
 
     def full(self, tokens: Tensor, tap: Tap | None = None) -> Tensor:
         """See :class:`Forward`."""
@@ -149,7 +177,37 @@ class Exactness(StrEnum):
 
 
 def exactness(forward: Forward) -> Exactness:
-    """The cheapest way of running rows that :func:`probe` confirms; without one, or on an accelerator, unproven."""
+    """The cheapest way of running rows that :func:`probe` confirms; without one, or on an accelerator, unproven.
+
+    For a large model, of which two blocks are probed, the answer is kept in ramify's cache, by all that it depends on.
+    """
+    if forward.weights < LARGE:
+        return _probed(forward)
+    file = cache_folder() / "engine" / f"exactness-{_probed_on(forward)}"
+    with suppress(OSError, ValueError):
+        return Exactness(file.read_text(encoding="utf-8").strip())
+    score = _probed(forward.shallow())
+    with suppress(OSError, RamifyError):  # a cache that cannot be written to costs the next start a probe
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, f"{score}\n".encode())
+    return score
+
+
+def _probed_on(forward: Forward) -> str:
+    """A hash of what decides it: shapes, type, threads, torch, the kernels that it may choose, processor, this code."""
+    chosen = [os.environ.get(name, "") for name in ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
+    chosen += [torch.__version__, torch.backends.cpu.get_cpu_capability(), processor()]
+    where = f"{forward.device} {forward.dtype} {torch.get_num_threads()}"
+    return stable_hash(type(forward).__name__, forward.shape, where, *chosen, _code())
+
+
+@cache
+def _code() -> str:
+    names = ("forward", "stack", "batch", "cache", "products", "generic")
+    return stable_hash(*(Path(__file__).with_name(f"{name}.py").read_bytes() for name in names))
+
+
+def _probed(forward: Forward) -> Exactness:
     if probe(forward):
         return Exactness.TOGETHER
     if forward.device.type == "cpu":

@@ -148,6 +148,7 @@ class HfForward:
         self.kv_size = 2 * self.kv_heads * head_size
         self.vocab = int(config.vocab_size)
         self.context, self.bound = _context_of(config)
+        self.shape = str(config.to_json_string())
         self.weights = sum(weight.numel() for weight in module.parameters())
         first = next(module.parameters())
         self.device, self.dtype = first.device, first.dtype
@@ -158,6 +159,10 @@ class HfForward:
     def refresh(self) -> None:
         """Nothing is copied from the module, so nothing to do."""
         return
+
+    def shallow(self) -> HfForward:
+        """See :class:`ramify.engine.forward.Forward`."""
+        return self
 
     def hidden(self, batch: ForwardBatch, tap: Tap | None = None) -> Tensor:
         """See :class:`ramify.engine.forward.Forward`."""

@@ -32,6 +32,7 @@ from ramify.engine.drafters import Drafter, load_drafter
 from ramify.engine.forward import Exactness, Forward, TinyForward, exactness
 from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.generation import read_generation
+from ramify.engine.gguf import gguf_file, unpacked
 from ramify.engine.grammar import Grammars
 from ramify.engine.profile import FILE as PROFILE
 from ramify.engine.profile import Profile
@@ -41,7 +42,7 @@ from ramify.engine.schedules import schedule_of
 from ramify.engine.sequence import Request, Sequence, Stats
 from ramify.engine.speculate import SpecStats, Speculator
 from ramify.engine.taps import States, Taps
-from ramify.engine.tiny import TinyConfig, TinyLM, read_config, weights_hash
+from ramify.engine.tiny import SCRATCH, TinyConfig, TinyLM, read_config, weights_hash
 from ramify.model.chat import ChatTemplate, template_in
 from ramify.model.protocol import CLIENT, Completion, Identity, Prefix, Sampling, TokenScores
 from ramify.model.scripted import refuse_real_calls
@@ -125,8 +126,6 @@ class LocalModel:
             _check_drafted(name, self.forward.dtype)
         self.eos = tuple(_eos_of(module) if eos is None else eos)
         self._bounds = _Bounds(max_sequences, quantum, max_waiting, cache_bytes, kv_bytes)
-        self.exactness = exactness(self.forward) if self._exact else Exactness.UNPROVEN
-        """How rows run on this machine."""
         self._weights = ""
         self._grammars = Grammars(tokenizer, self.forward.vocab, self.eos)
         speculator = None
@@ -163,7 +162,7 @@ class LocalModel:
         self._speculator = speculator
         self._driver: asyncio.Task[None] | None = None
         self._scheduler = Scheduler(cache, forward.context, bounds.max_sequences, bounds.quantum, bounds.max_waiting, speculator)
-        self._core = EngineCore(self._scheduler, forward, self.tokenizer, self.eos, self.exactness)
+        self._core = EngineCore(self._scheduler, forward, self.tokenizer, self.eos, lambda: self.exactness)
 
     def speculating(self, speculator: Speculator) -> LocalModel:
         """The same model with rows and a cache of its own, and ``speculator`` to draft for them."""
@@ -183,7 +182,7 @@ class LocalModel:
         **options: Any,
     ) -> LocalModel:
         """Open a checkpoint folder (config.json, safetensors, tokenizer.json), or that of a LoRA adapter,
-        which is added to its base.
+        which is added to its base, or a GGUF file or a folder that holds one.
 
         Plain Llama, Qwen2 and Qwen3 checkpoints take the fast path; others, and all in bfloat16, run through transformers, with
         code from the checkpoint never executed. ``base`` stands in for the base that an adapter names; ``device`` and ``dtype``
@@ -194,6 +193,8 @@ class LocalModel:
         from ramify.engine.devices import placement
 
         folder = Path(path)
+        if (file := gguf_file(folder)) is not None:
+            folder = unpacked(file)
         target, numbers = placement(device, dtype)
         whole = base or whole_folder(folder)
         record = read_config(whole)
@@ -226,6 +227,11 @@ class LocalModel:
         return cls(module, tokenizer, drafter=drafter, **own)
 
     @cached_property
+    def exactness(self) -> Exactness:
+        """How rows run on this machine: probed where it is first asked for, which is not by what samples nothing."""
+        return exactness(self.forward) if self._exact else Exactness.UNPROVEN
+
+    @cached_property
     def template(self) -> ChatTemplate | None:
         """The chat template: as given, else the checkpoint's; None where there is no usable one."""
         if self.own_template is None and self.folder is not None and self.tokenizer is not None:
@@ -255,6 +261,13 @@ class LocalModel:
         if self._speculator is not None and self._speculator.distribution != "coupled":
             return frozenset(found)  # how much is drafted depends on the load, and so does what is sampled
         return frozenset(found | {"seeds"} | ({"batch_invariant"} if self.exactness is not Exactness.UNPROVEN else set()))
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether its weights, or those they began with, were not made by ramify: so what they know cannot be trained again."""
+        if isinstance(self.module, TinyLM):
+            return self.module.pretrained
+        return not getattr(self.module.config, SCRATCH, False)
 
     @property
     def placed(self) -> dict[str, str]:

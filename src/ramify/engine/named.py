@@ -13,12 +13,20 @@ from ramify.model.chat import ChatTemplate, template_of
 from ramify.model.function import FunctionModel
 from ramify.model.protocol import Model, Tokenizer
 
+LOCAL = ("builtin", "hf", "gguf", "smollm2")
+"""What the name of a checkpoint begins with, which the local engine runs."""
+
+
+def is_local(spec: str) -> bool:
+    """Whether a model's name is that of a checkpoint for the local engine."""
+    return spec.partition(":")[0] in LOCAL
+
 
 @told()
 def find_model(
     spec: str, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None
 ) -> tuple[Model, ChatTemplate | None]:
-    """The model that ``builtin``, ``hf:PATH``, ``chat:MODEL@URL``,
+    """The model that ``builtin``, ``hf:PATH``, ``gguf:FILE``, ``smollm2``, ``chat:MODEL@URL``,
     ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
 
     ``FILE.py:ATTRIBUTE``, ``python:MODULE:ATTRIBUTE`` and ``factory:MODULE:ATTRIBUTE`` name a model of your own, what makes one
@@ -33,7 +41,7 @@ def find_model(
         check_placed(spec, device, dtype)
         users_model = own_model(spec)
         return users_model, template_of(users_model, given)
-    if spec.partition(":")[0] in ("builtin", "hf"):
+    if is_local(spec):
         from ramify.engine.checkpoints import load_model, model_folder
 
         return load_model(model_folder(spec), device=device, dtype=dtype, given=given)
@@ -45,7 +53,7 @@ def find_model(
 def check_placed(spec: str, device: str, dtype: str) -> None:
     """Raises UserError where a device or dtype is given for a model that the local engine does not run."""
     kind = spec.partition(":")[0]
-    if (device or dtype) and kind not in ("builtin", "hf"):
+    if (device or dtype) and not is_local(spec):
         what = "device" if device else "dtype"
         raise UserError(f"the {what} applies to the local engine, and '{kind}' names a model that it does not run")
 
@@ -55,7 +63,7 @@ def check_model(spec: str) -> None:
     """Raises UserError where :func:`find_model` knows no such name; no checkpoint is read and no request is sent."""
     if (path := own_path(spec)) is not None:
         find_attribute(path[1])
-    elif spec.partition(":")[0] in ("builtin", "hf"):
+    elif is_local(spec):
         from ramify.engine.checkpoints import model_folder
 
         model_folder(spec)
@@ -82,7 +90,7 @@ def registered_model(spec: str) -> Model:
     try:
         make = registry.get("model", kind)
     except UserError:
-        raise UserError(f"unknown model '{kind}' ({nearest(kind, ['builtin', 'hf', *registry.names('model')])})") from None
+        raise UserError(f"unknown model '{kind}' ({nearest(kind, [*LOCAL, *registry.names('model')])})") from None
     model: Model = make(argument) if colon else make()
     return model
 
@@ -91,7 +99,7 @@ def registered_model(spec: str) -> Model:
 def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
     """As :func:`find_model`, for work that continues token ids: a model without a chat template will do, with None."""
     kind, _, argument = spec.partition(":")
-    if kind in ("builtin", "hf"):
+    if is_local(spec):
         from ramify.engine.checkpoints import chat_template, model_folder
         from ramify.engine.local import LocalModel
 
@@ -104,7 +112,7 @@ def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
     else:
         return find_model(spec)
     try:
-        return model, chat_template(folder) if kind in ("builtin", "hf") else template_of(model)
+        return model, chat_template(folder) if is_local(spec) else template_of(model)
     except NeedsError:
         return model, None
 

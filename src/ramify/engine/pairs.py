@@ -10,7 +10,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import stable_hash
 from ramify.engine.adapters import adapter_base, is_adapter
 from ramify.engine.merged import Method, merged_model
-from ramify.engine.named import find_model
+from ramify.engine.named import find_model, is_local
 from ramify.engine.tiny import read_config
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.pair import IncompatiblePairError, Pair, Side
@@ -73,15 +73,15 @@ def _folder(spec: str) -> Path | None:
     """The checkpoint folder that a name stands for, None for a model on an endpoint or a registered one."""
     from ramify.engine.checkpoints import model_folder
 
-    kind, colon, _ = spec.partition(":")
-    if kind in ("builtin", "hf"):
+    _, colon, _ = spec.partition(":")
+    if is_local(spec):
         return model_folder(spec)
     if colon and not Path(spec).is_dir():
         return None
     folder = Path(spec).expanduser()
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder} with a model (models: builtin, hf:PATH, completions:MODEL@URL)")
-    return folder
+    return model_folder(f"hf:{folder}")
 
 
 def _side(spec: str, folder: Path | None, instead: Path | None, together: bool) -> Side:

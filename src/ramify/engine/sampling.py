@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.base.errors import UserError
@@ -25,6 +26,12 @@ Shape = Callable[[Tensor], None]
 grammar and penalties (:mod:`ramify.engine.grammar`)."""
 Shapes = Sequence[Shape | None] | None
 """One a row, None for a row that has none; None where no row has one."""
+
+
+PIECE = 1 << 18
+"""Logits that are worked on together."""
+WIDE, WITHIN = 8192, 256
+"""Vocabulary from which a token is looked for in blocks; entries of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,10 @@ def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]
             [math.log(s.min_p) if s.min_p else -math.inf for s in settings], dtype=torch.float64, device=z.device
         )
         z.masked_fill_(z < z.amax(-1, keepdim=True) + least[:, None], float("-inf"))
+    if all(greedy) and z.shape[1] >= WIDE:  # the sort below says the same, and takes milliseconds
+        places = torch.arange(z.shape[1], device=z.device)
+        best = torch.where(z == z.amax(-1, keepdim=True), places, z.shape[1]).amin(-1, keepdim=True)
+        return torch.full_like(z, float("-inf")).scatter_(1, best, 0.0)
     if any(greedy) or any(s.top_k or s.top_p < 1 for s in settings):
         top_k = torch.tensor([1 if g else s.top_k or z.shape[1] for s, g in zip(settings, greedy, strict=True)], device=z.device)
         top_p = torch.tensor([s.top_p for s in settings], dtype=torch.float64, device=z.device)
@@ -134,9 +145,22 @@ def distributions(
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     """int64 [N]: one index a row of ``weights`` [N, V], which need not sum to 1,
-    at the uniforms ``u`` float64 [N, 1]. Sums are float64."""
+    at the uniforms ``u`` float64 [N, 1]. Sums are float64, of a wide row by blocks first, then inside one."""
+    if weights.shape[1] >= WIDE:
+        return _in_blocks(weights, u)
     cdf = weights.cumsum(-1, dtype=torch.float64)
     return torch.searchsorted(cdf, u * cdf.narrow(1, cdf.shape[1] - 1, 1), right=True).squeeze(1)
+
+
+def _in_blocks(weights: Tensor, u: Tensor) -> Tensor:
+    blocks = F.pad(weights, (0, -weights.shape[1] % WITHIN)).unflatten(1, (-1, WITHIN))
+    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    wanted = u * ends[:, -1:]
+    block = torch.searchsorted(ends, wanted, right=True)
+    before = F.pad(ends, (1, 0)).gather(1, block)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, WITHIN))[:, 0].cumsum(-1, dtype=torch.float64)
+    last = torch.nextafter(inside[:, -1:], torch.zeros_like(before))  # the two ways to sum a block differ in their last bits
+    return (block * WITHIN + torch.searchsorted(inside, torch.minimum(wanted - before, last), right=True)).squeeze(1)
 
 
 def pick(
@@ -145,9 +169,20 @@ def pick(
     """Sample one token for each row of ``logits`` [N, V]; ``first[i]`` marks row i's first sampled token, ``u[i]`` its uniform.
 
     A row's result depends on that row alone. Log-probabilities are those of the float32 logits,
-    sums over the vocabulary are float64.
+    sums over the vocabulary are float64. A few rows are done at a time: what is made of their logits stays in the processor's
+    cache, and new memory is what costs most here.
     """
-    return pick_from(*distributions(logits, settings, first, shapes), u)
+    rows = max(1, PIECE // logits.shape[1])
+    picked = Picked([], [], [], [])
+    for at in range(0, len(logits), rows):
+        part = slice(at, at + rows)
+        own = None if shapes is None else shapes[part]
+        some = pick_from(*distributions(logits[part], settings[part], first[part], own), u[part])
+        picked.tokens.extend(some.tokens)
+        picked.logprobs.extend(some.logprobs)
+        picked.model_logprobs.extend(some.model_logprobs)
+        picked.entropy.extend(some.entropy)
+    return picked
 
 
 def pick_from(model: Tensor, sampler: Tensor, u: Sequence[float]) -> Picked:

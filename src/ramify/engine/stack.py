@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ramify.engine.batch import ForwardBatch
+from ramify.engine.products import linear
 from ramify.engine.tiny import Tap, TinyConfig, rotary_tables
 
 SOON = 1 << 16
@@ -41,7 +42,9 @@ class Buffers:
         self.sines = sin.chunk(2, dim=2)
         self.kv = self.mixed[:, c.heads * c.head_size :]
         self.attended = torch.zeros((M, c.heads * c.head_size), device=device)
-        self.gate_up = torch.zeros((M, 2 * c.ffn), device=device)
+        sizes = (c.heads * c.head_size, c.kv_heads * c.head_size, c.kv_heads * c.head_size)
+        self.parts = self.mixed.split(sizes, dim=1)
+        self.gate_up = torch.empty((M, 2 * c.ffn), device=device)
         self.gate, self.up = self.gate_up.chunk(2, dim=1)
 
 
@@ -58,13 +61,56 @@ class Fused(NamedTuple):
     into: Tensor
     down: Tensor
 
+    def mix(self, x: Tensor, b: Buffers) -> None:
+        """q, k and v of ``x`` into ``b.mixed``."""
+        torch.mm(x, self.qkv, out=b.mixed)
+        if self.bias is not None:
+            b.mixed.add_(self.bias)
+
+    def add_attended(self, attended: Tensor, b: Buffers) -> None:
+        """Add what attention found to ``b.x``."""
+        torch.addmm(b.x, attended, self.out, out=b.x)
+
+    def add_gated(self, x: Tensor, b: Buffers) -> None:
+        """Add SwiGLU of ``x`` to ``b.x``."""
+        torch.mm(x, self.into, out=b.gate_up)
+        torch.addmm(b.x, F.silu(b.gate).mul_(b.up), self.down, out=b.x)
+
+
+class Whole(NamedTuple):
+    """As :class:`Fused`, with the module's own matrices (:mod:`ramify.engine.products`)."""
+
+    norm1: Tensor
+    parts: tuple[nn.Linear, nn.Linear, nn.Linear]
+    norms: Tensor | None
+    out: Tensor
+    norm2: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+    def mix(self, x: Tensor, b: Buffers) -> None:
+        """q, k and v of ``x`` into ``b.mixed``."""
+        for part, into in zip(self.parts, b.parts, strict=True):
+            into.copy_(linear(x, part.weight, part.bias))
+
+    def add_attended(self, attended: Tensor, b: Buffers) -> None:
+        """Add what attention found to ``b.x``."""
+        b.x.add_(linear(attended, self.out))
+
+    def add_gated(self, x: Tensor, b: Buffers) -> None:
+        """Add SwiGLU of ``x`` to ``b.x``."""
+        b.x.add_(linear(F.silu(linear(x, self.gate)).mul_(linear(x, self.up)), self.down))
+
 
 class Stack:
-    """Blocks of one shape. ``room``: positions past the context that a batch may use."""
+    """Blocks of one shape. ``room``: positions past the context that a batch may use. ``copies``: with fused copies of the
+    matrices, else with the blocks' own."""
 
-    def __init__(self, blocks: Iterable[Any], c: TinyConfig, device: torch.device, room: int) -> None:
+    def __init__(self, blocks: Iterable[Any], c: TinyConfig, device: torch.device, room: int, copies: bool = True) -> None:
         self.c, self.device = c, device
-        self.fused = [_fuse(block, c) for block in blocks]
+        self.fused = [_fuse(block, c) for block in blocks] if copies else []
+        self.blocks: list[Fused | Whole] = [*self.fused] if copies else [_whole(block, c) for block in blocks]
         self._buffers: dict[int, Buffers] = {}
         self._eps, self._size = torch.tensor([c.norm_eps, float(c.head_size)], device=device).unbind(0)
         self._longest = c.context + room
@@ -87,11 +133,9 @@ class Stack:
         c, b = self.c, buffers
         scale = c.head_size**-0.5
         torch.index_select(self._tables_for(batch.positions), 0, batch.positions, out=b.tables)
-        for layer, (norm1, qkv, bias, norms, out, norm2, into, down) in enumerate(self.fused):
-            torch.mm(self.rms(b, norm1) if read is None else read, qkv, out=b.mixed)
-            read = None
-            if bias is not None:
-                b.mixed.add_(bias)
+        for layer, block in enumerate(self.blocks):
+            block.mix(self.rms(b, block.norm1) if read is None else read, b)
+            read, norms = None, block.norms
             unit, halves = b.qk, b.qk_halves
             if norms is not None:  # torch.rms_norm's own steps, bit for bit
                 torch.mul(b.qk, b.qk, out=b.turned)
@@ -102,9 +146,8 @@ class Stack:
             torch.mul(halves[0], b.sines[1], out=b.turned_halves[1])
             torch.addcmul(b.turned, unit, b.cos, out=b.qk)
             attended = batch.attend(first + layer, b.q, b.kv, scale, b.attended)
-            torch.addmm(b.x, attended, out, out=b.x)
-            torch.mm(self.rms(b, norm2), into, out=b.gate_up)
-            torch.addmm(b.x, F.silu(b.gate).mul_(b.up), down, out=b.x)
+            block.add_attended(attended, b)
+            block.add_gated(self.rms(b, block.norm2), b)
             if tap is not None:
                 replace(b.x, tap(layer + 1, b.x))
 
@@ -132,18 +175,34 @@ class Stack:
         return torch.stack((cos, sin), dim=1).to(self.device)
 
 
+def _norms(attention: Any, c: TinyConfig) -> Tensor | None:
+    if not c.qk_norm:
+        return None
+    return torch.cat((attention.q_norm.weight.expand(c.heads, -1), attention.k_norm.weight.expand(c.kv_heads, -1)))
+
+
+def _whole(block: Any, c: TinyConfig) -> Whole:
+    attention, mlp = block.self_attn, block.mlp
+    return Whole(
+        twice(block.input_layernorm.weight),
+        (attention.q_proj, attention.k_proj, attention.v_proj),
+        _norms(attention, c),
+        attention.o_proj.weight.detach(),
+        twice(block.post_attention_layernorm.weight),
+        mlp.gate_proj.weight.detach(),
+        mlp.up_proj.weight.detach(),
+        mlp.down_proj.weight.detach(),
+    )
+
+
 def _fuse(block: Any, c: TinyConfig) -> Fused:
     attention, mlp = block.self_attn, block.mlp
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    norms = None
-    if c.qk_norm:
-        q_norm, k_norm = attention.q_norm.weight, attention.k_norm.weight
-        norms = torch.cat((q_norm.expand(c.heads, -1), k_norm.expand(c.kv_heads, -1)))
     return Fused(
         twice(block.input_layernorm.weight),
         torch.cat([p.weight for p in parts]).t(),
         torch.cat([p.bias for p in parts]) if c.qkv_bias else None,
-        norms,
+        _norms(attention, c),
         attention.o_proj.weight.detach().t(),
         twice(block.post_attention_layernorm.weight),
         torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).t(),

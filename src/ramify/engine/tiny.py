@@ -9,25 +9,34 @@ Axis legend: B batch, T tokens, V vocabulary, D width, H query heads, G key/valu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from ramify.base.errors import UserError
 from ramify.base.files import read_record, write_whole
-from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.ids import canonical_json, hash_of
+from ramify.engine.products import LARGE, by_columns, linear
 from ramify.engine.sharing import SharedRows
 from ramify.model.chat import END, SPECIALS, TAG_JINJA
 from ramify.model.tokenizer import HfTokenizer
 
+SCRATCH = "ramify_from_scratch"
+"""Field of a config.json that says that ramify made the model, from random weights; one without it counts as pretrained."""
 #: Called with (layer, hidden state); what it returns continues. Layer 0 is the embedding, layer i the output of block i.
 Tap = Callable[[int, Tensor], Tensor]
+
+
+PART = 4 << 20
+"""Bytes of weights that are read together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,12 @@ class TinyConfig:
     """Bias on q, k and v (Qwen2)."""
     eos: tuple[int, ...] = ()
     """Tokens that end a turn."""
+
+    @property
+    def large(self) -> bool:
+        """Whether a model of this shape is a large one (:mod:`ramify.engine.products`)."""
+        heads = 2 * (self.heads + self.kv_heads) * self.head_size
+        return (self.vocab + self.layers * (heads + 3 * self.ffn)) * self.width >= LARGE
 
     def to_hf(self) -> dict[str, Any]:
         """The ``config.json`` that transformers reads."""
@@ -181,9 +196,9 @@ class Attention(nn.Module):
         """[B, T, D] to [B, T, D]; with ``mask`` :class:`SharedRows` B is 1."""
         B, T, _ = x.shape
         c = self.c
-        q = self.q_proj(x).view(B, T, c.heads, c.head_size)
-        k = self.k_proj(x).view(B, T, c.kv_heads, c.head_size)
-        v = self.v_proj(x).view(B, T, c.kv_heads, c.head_size).transpose(1, 2)
+        q = _through(self.q_proj, x, c.large).view(B, T, c.heads, c.head_size)
+        k = _through(self.k_proj, x, c.large).view(B, T, c.kv_heads, c.head_size)
+        v = _through(self.v_proj, x, c.large).view(B, T, c.kv_heads, c.head_size).transpose(1, 2)
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q.transpose(1, 2), *tables), rotate(k.transpose(1, 2), *tables)
@@ -191,7 +206,14 @@ class Attention(nn.Module):
             mixed = mask.attend(q, k, v)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=c.kv_heads != c.heads)
-        return F.linear(mixed.transpose(1, 2).reshape(B, T, -1), self.o_proj.weight)
+        return (linear if c.large else F.linear)(mixed.transpose(1, 2).reshape(B, T, -1), self.o_proj.weight)
+
+
+def _through(layer: nn.Linear, x: Tensor, large: bool) -> Tensor:
+    if large and torch.is_inference_mode_enabled():
+        return linear(x, layer.weight, layer.bias)
+    product: Tensor = layer(x)
+    return product
 
 
 class SwiGLU(nn.Module):
@@ -199,13 +221,15 @@ class SwiGLU(nn.Module):
 
     def __init__(self, c: TinyConfig) -> None:
         super().__init__()
+        self.large = c.large
         self.gate_proj = nn.Linear(c.width, c.ffn, bias=False)
         self.up_proj = nn.Linear(c.width, c.ffn, bias=False)
         self.down_proj = nn.Linear(c.ffn, c.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] to [..., D]."""
-        return F.linear(F.silu(self.gate_proj(x)) * self.up_proj(x), self.down_proj.weight)
+        gated = F.silu(_through(self.gate_proj, x, self.large)) * _through(self.up_proj, x, self.large)
+        return (linear if self.large else F.linear)(gated, self.down_proj.weight)
 
 
 class ResidualBlock(nn.Module):
@@ -236,14 +260,19 @@ class Body(nn.Module):
 
 
 class TinyLM(nn.Module):
-    """The decoder. ``seed`` decides the initial weights (normal, deviation 0.02, residual outputs scaled by 1/sqrt(2 layers))."""
+    """The decoder. ``seed`` decides the initial weights (normal, deviation 0.02, residual outputs scaled by 1/sqrt(2 layers)).
 
-    def __init__(self, config: TinyConfig, seed: int = 0) -> None:
+    ``pretrained``: its weights, or those they began with, were not made by ramify."""
+
+    def __init__(self, config: TinyConfig, seed: int | None = 0) -> None:
         super().__init__()
         self.config = config
+        self.pretrained = False
         self.model = Body(config)
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
         self._tables: tuple[Tensor, Tensor] = rotary_tables(0, config.head_size, config.rope_theta)
+        if seed is None:  # to be filled
+            return
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, weight in self.named_parameters():
@@ -311,7 +340,8 @@ class TinyLM(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
-        texts = {"config.json": json.dumps(self.config.to_hf(), indent=2) + "\n"}
+        record = self.config.to_hf() | ({} if self.pretrained else {SCRATCH: True})
+        texts = {"config.json": json.dumps(record, indent=2) + "\n"}
         if tokenizer is not None:
             texts["tokenizer.json"] = tokenizer.to_json()
             tagged = all(tokenizer.raw.token_to_id(tag) is not None for tag in SPECIALS)
@@ -333,24 +363,26 @@ class TinyLM(nn.Module):
             raise UserError(
                 f"{folder / 'config.json'}: model_type {record.get('model_type')!r} is not a plain Llama, Qwen2 or Qwen3"
             )
-        weights = {name: value.float() for name, value in _read_weights(folder).items()}
-        model = cls._sized(config, weights, folder)
+        files = _weight_files(folder)
+        shapes = {name: shape for found in files.values() for name, shape in found.items()}
+        model = cls._sized(config, shapes, folder)
         if config.tied:
-            weights.pop("lm_head.weight", None)
-        present = model.state_dict()
-        for name in sorted(present.keys() | weights.keys()):
-            if name not in weights or name not in present:
+            shapes.pop("lm_head.weight", None)
+        present = dict(model.named_parameters())
+        for name in sorted(present.keys() | shapes.keys()):
+            if name not in shapes or name not in present:
                 raise UserError(f"{folder}: weight '{name}' is {'missing' if name in present else 'not one this model has'}")
-            if weights[name].shape != present[name].shape:
-                raise UserError(
-                    f"{folder}: weight '{name}' is {tuple(weights[name].shape)}, expected {tuple(present[name].shape)}"
-                )
-        model.load_state_dict(weights)
+            if shapes[name] != present[name].shape:
+                raise UserError(f"{folder}: weight '{name}' is {shapes[name]}, expected {tuple(present[name].shape)}")
+        for file, names in files.items():
+            _fill(present, file, [name for name in names if name in present])
+        model.pretrained = not record.get(SCRATCH)
         return model.eval()
 
     @classmethod
-    def _sized(cls, config: TinyConfig, weights: dict[str, Tensor], folder: Path) -> TinyLM:
-        """A model of the shape of ``config``, which is made only where the file's first weights have it: a size costs memory."""
+    def _sized(cls, config: TinyConfig, shapes: dict[str, tuple[int, ...]], folder: Path) -> TinyLM:
+        """An empty model of the shape of ``config``,
+        which is made only where the file's first weights have it: a size costs memory."""
         layer, size = "model.layers.0.", config.head_size
         wanted = {"model.embed_tokens.weight": (config.vocab, config.width)} | {
             f"{layer}self_attn.q_proj.weight": (config.heads * size, config.width),
@@ -358,15 +390,20 @@ class TinyLM(nn.Module):
             f"{layer}mlp.gate_proj.weight": (config.ffn, config.width),
         }
         for name, shape in wanted.items():
-            if name not in weights or tuple(weights[name].shape) != shape:
-                stored = tuple(weights[name].shape) if name in weights else "missing"
-                raise UserError(f"{folder}: weight '{name}' is {stored}, expected {shape}")
-        if config.layers > len(weights):
+            if shapes.get(name) != shape:
+                raise UserError(f"{folder}: weight '{name}' is {shapes.get(name, 'missing')}, expected {shape}")
+        if config.layers > len(shapes):
             raise UserError(f"{folder} has weights for fewer layers than the {config.layers} of its config.json")
         try:
-            return cls(config)
+            with _unfilled():
+                model = cls(config, seed=None)
         except (RuntimeError, ValueError, TypeError, OverflowError, ZeroDivisionError) as error:
             raise UserError(f"{folder / 'config.json'} describes no model: {error}") from error
+        if config.large:
+            for part in model.model.layers.modules():
+                if isinstance(part, nn.Linear):
+                    part.weight.data = by_columns(part.weight.shape)
+        return model
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -378,17 +415,61 @@ def read_config(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
+def _weight_files(folder: Path) -> dict[Path, dict[str, tuple[int, ...]]]:
+    """The shapes of the weights in each file of a checkpoint, by name."""
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise UserError(f"{folder} holds no model.safetensors")
-    weights: dict[str, Tensor] = {}
+    shapes: dict[Path, dict[str, tuple[int, ...]]] = {}
+    for file in files:
+        with _weights_in(file) as tensors:
+            shapes[file] = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    return shapes
+
+
+def _fill(parameters: Mapping[str, nn.Parameter], file: Path, names: Sequence[str]) -> None:
+    """Read weights into place. A file's pages count as memory while it is open: it is opened anew for every PART of them."""
+    pieces: list[tuple[str, slice]] = []
+    for name in names:
+        rows = max(1, PART * len(parameters[name]) // max(1, parameters[name].nbytes))
+        if not parameters[name].is_contiguous():  # by columns: torch is quick to turn a whole matrix
+            rows = len(parameters[name])
+        pieces += [(name, slice(at, at + rows)) for at in range(0, len(parameters[name]), rows)]
+    while pieces:
+        with _weights_in(file) as tensors, torch.no_grad():
+            read = 0
+            while pieces and read < PART:
+                name, part = pieces.pop()
+                into = parameters[name][part]
+                values = tensors.get_slice(name)[part]
+                if into.is_contiguous():
+                    into.copy_(values)
+                else:
+                    into.t().copy_(values.t())
+                read += into.nbytes
+
+
+@contextmanager
+def _unfilled() -> Iterator[None]:
+    """Layers that are made begin with whatever is in memory, which costs nothing until they are filled."""
+    kinds: tuple[Any, ...] = (nn.Linear, nn.Embedding)
+    kept = [kind.reset_parameters for kind in kinds]
     try:
-        for file in files:
-            weights.update(load_file(file))
+        for kind in kinds:
+            kind.reset_parameters = lambda layer: None
+        yield
+    finally:
+        for kind, begin in zip(kinds, kept, strict=True):
+            kind.reset_parameters = begin
+
+
+@contextmanager
+def _weights_in(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
     except Exception as error:  # safetensors raises its own error type, not exported
-        raise UserError(f"cannot read the weights in {folder}: {error}") from error
-    return weights
+        raise UserError(f"cannot read the weights in {file.parent}: {error}") from error
 
 
 def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -420,10 +501,14 @@ def set_distinct_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> No
 def weights_hash(module: nn.Module) -> str:
     """Content hash of a model: every tensor's name, type, shape and bytes (a shared tensor once) and,
     for a TinyLM, its shape record."""
-    parts: list[str | bytes] = ["weights"]
-    if isinstance(module, TinyLM):
-        parts.append(canonical_json(asdict(module.config)))
-    for name, value in distinct_weights(module).items():
-        raw = value.cpu().contiguous()
-        parts += [name, str(raw.dtype), str(tuple(raw.shape)), raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b""]
-    return stable_hash(*parts)
+
+    def parts() -> Iterator[str | bytes | memoryview]:
+        yield "weights"
+        if isinstance(module, TinyLM):
+            yield canonical_json(asdict(module.config))
+        for name, value in distinct_weights(module).items():
+            raw = value.cpu().contiguous()
+            yield from (name, str(raw.dtype), str(tuple(raw.shape)))
+            yield raw.view(-1).view(torch.uint8).numpy().data if raw.numel() else b""
+
+    return hash_of(parts())

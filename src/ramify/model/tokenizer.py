@@ -18,6 +18,8 @@ from ramify.base.ids import stable_hash
 if TYPE_CHECKING:
     import tokenizers
 
+    from ramify.model.protocol import Tokenizer
+
 _BROKEN = "\ufffd"  # what decoders put for bytes that are no character
 _WINDOW = 12
 """Tokens decoded together to find where one of them ends."""
@@ -153,6 +155,17 @@ class HfTokenizer:
         if number is None:
             raise UserError(f"the tokenizer has no token {token!r}")
         return int(number)
+
+
+def continued(
+    tokenizer: Tokenizer, before: Sequence[int] | np.ndarray, tokens: Sequence[int] | np.ndarray
+) -> tuple[str, np.ndarray]:
+    """Text of ``tokens`` after those ``before``, and the ends of each in it, int32 (T,): many decoders drop the space that a text
+    begins with, and a character may begin before and end here."""
+    known, ids = [int(t) for t in before[-_WINDOW:]], [int(t) for t in tokens]
+    ends = tokenizer.ends(known + ids)
+    start = int(ends[len(known) - 1]) if known else 0
+    return tokenizer.decode(known + ids)[start:], ends[len(known) :] - np.int32(start)
 
 
 def _shared(a: str, b: str) -> int:

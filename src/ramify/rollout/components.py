@@ -113,7 +113,7 @@ def check_trust(run: Run, trust: bool) -> None:
 _RISKY = ("model", "env", "compactor", "tasks", "backend", "label", "judge")
 _TEXTS = ("regex", "equals", "exact", "number", "boxed")
 """Judges that only compare texts."""
-_HARMLESS = {"model": ("builtin",), "backend": ("local", "processes"), "tasks": (), "label": _TEXTS, "judge": _TEXTS}
+_HARMLESS = {"model": ("builtin", "smollm2"), "backend": ("local", "processes"), "tasks": (), "label": _TEXTS, "judge": _TEXTS}
 
 
 def _risky(name: str, value: Any) -> bool:

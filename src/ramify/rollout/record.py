@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from ramify.base.ids import canonical_json
 from ramify.env.protocol import Snapshot, Task, Volatile
 from ramify.model.chat import ChatTemplate, assistant_node_parts
 from ramify.model.protocol import Completion, Prefix
+from ramify.model.tokenizer import continued
 from ramify.rollout.attempts import Draw
 from ramify.trace.context import HISTORY, context_of_parts
 from ramify.trace.db import Run
@@ -132,6 +133,10 @@ class Record:
         opens = position.begun is None
         fields: dict[str, Any] = {"text": completion.text}
         if self.template is not None:
+            before = position.parent.tokens
+            if position.begun and before is not None and completion.tokens is not None:
+                text, ends = continued(self.template.tokenizer, before[: position.offset], completion.tokens)
+                completion = replace(completion, text=text, ends=ends)
             fields = assistant_node_parts(self.template, completion, opens=opens, head=prompt.head)
         data = dict(completion.data or {})
         if completion.entropy is not None and len(completion.entropy):

@@ -1,0 +1,17 @@
+"""What this machine's processor is called."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+
+def processor() -> str:
+    """Model and instruction sets of this processor: what measured speeds, native code and the choice of kernels belong to."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    lines = [re.search(rf"^{name}\s*:\s*(.*)$", text, re.M) for name in ("model name", "flags")]
+    return " ".join(line[1] for line in lines if line)
