@@ -24,7 +24,7 @@ import numpy as np
 from ramify.base import codec
 from ramify.base.errors import CellError, RamifyError, UserError
 from ramify.base.extras import needed
-from ramify.base.files import write_whole
+from ramify.base.files import cache_folder, write_whole
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.progress import SILENT, Progress
 from ramify.stats.checks import Check
@@ -51,9 +51,8 @@ Reproduce = Callable[..., Sequence[Check]]
 
 
 def cache() -> Path:
-    """Where results and what they make are kept: ``$RAMIFY_CACHE``, else ``$XDG_CACHE_HOME/ramify``, else ``~/.cache/ramify``."""
-    own = os.environ.get("RAMIFY_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
+    """Where results and what they make are kept: see :func:`ramify.base.files.cache_folder`."""
+    return cache_folder()
 
 
 def sized(name: str, **seeds: int) -> Callable[[Callable[[str, ResultCache, Sequence[int]], Sequence[Check]]], Reproduce]:

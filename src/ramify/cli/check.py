@@ -21,7 +21,7 @@ from ramify.trace import integrity
 
 app = Verbs("check")
 
-MODELS = ("builtin", "hf", "chat", "completions", "anthropic", "responses", "factory")
+MODELS = ("builtin", "hf", "gguf", "smollm2", "chat", "completions", "anthropic", "responses", "factory")
 """What the name of a model may begin with that is not a registered model's name."""
 
 

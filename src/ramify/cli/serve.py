@@ -101,7 +101,9 @@ class Around:
     score: Annotated[list[str] | None, option(metavar="NAME[:ARG]", help="Score replies with this judge or monitor.")] = None
 
 
-_MODEL = "builtin, hf:PATH, chat:MODEL@URL, completions:, anthropic: or responses:MODEL@URL, or a registered NAME."
+_MODEL = (
+    "builtin, smollm2, hf:PATH, gguf:FILE, chat:MODEL@URL, completions:, anthropic: or responses:MODEL@URL, or a registered NAME."
+)
 
 
 @app.itself()
@@ -130,7 +132,7 @@ def serve(
     if bound.pass_key:
         _check_passed(inner)
     wrapped = wrap(inner, [*(around.middleware or []), *(f"score:{judge}" for judge in around.score or [])])
-    public = name or ("builtin" if model == "builtin" else inner.identity.name)
+    public = name or (model if model in ("builtin", "smollm2") else inner.identity.name)
     recorder = _recorder(around, model, getattr(inner, "template", None)) if around.record else None
     try:
         slots = Slots(load.max_sequences, load.max_waiting, load.max_per_client)
@@ -355,6 +357,7 @@ def find_served(spec: str, max_sequences: int, engine: EngineOptions | None = No
 
     Raises UserError where there is no such model or a drafter is given for a remote one.
     """
+    from ramify.engine.named import is_local
     from ramify.model.chat import read_template
     from ramify.model.laid import Layout
 
@@ -362,7 +365,7 @@ def find_served(spec: str, max_sequences: int, engine: EngineOptions | None = No
     given = read_template(engine.chat_template) if engine.chat_template else None
     if engine.verify not in ("coupled", "rejection"):
         raise UserError(f"--verify is coupled or rejection, not '{engine.verify}'")
-    if spec.partition(":")[0] in ("builtin", "hf"):
+    if is_local(spec):
         from ramify.engine import checkpoints
         from ramify.engine.local import LocalModel
 

@@ -46,7 +46,7 @@ class RolloutConfig(Config):
     """Settings of ``ramify rollout``."""
 
     model: str = "builtin"
-    """The agent: builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or your own:
+    """The agent: builtin, smollm2, hf:PATH, gguf:FILE, chat:MODEL@URL, completions:MODEL@URL, or your own:
     FILE.py:ATTRIBUTE, python: or factory:MODULE:ATTRIBUTE."""
     env: str = "household"
     """Environment the agent acts in: NAME or NAME:ARGUMENT (see ``ramify list env``),

@@ -21,7 +21,7 @@ from ramify.base.waiting import wait_for
 from ramify.engine.checkpoints import model_folder
 from ramify.engine.hidden import collect
 from ramify.engine.local import LocalModel
-from ramify.engine.named import find_continuing
+from ramify.engine.named import find_continuing, is_local
 from ramify.engine.pairs import open_pair
 from ramify.methods.crosscoder.algorithm import tool_call
 from ramify.methods.crosscoder.dictionary import Dictionary
@@ -75,7 +75,7 @@ class Checkpoints:
             if ":" in name and not Path(name).is_dir():
                 model_folder(name)  # refuses endpoints before any request is sent
         if other_tokenizer:
-            found = [find_continuing(name if ":" in name or name == "builtin" else f"hf:{name}")[0] for name in (tuned, base)]
+            found = [find_continuing(name if ":" in name or is_local(name) else f"hf:{name}")[0] for name in (tuned, base)]
         else:
             pair = open_pair(tuned, base, together=True)
             found = [pair.policy.model(), pair.reference.model()]

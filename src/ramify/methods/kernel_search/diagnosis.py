@@ -4,7 +4,6 @@ and of one build every metric that can be had without hardware counters."""
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shutil
@@ -18,8 +17,9 @@ import numpy as np
 
 from ramify.base import codec
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
-from ramify.base.files import write_whole
+from ramify.base.files import cache_folder, write_whole
 from ramify.base.ids import stable_hash
+from ramify.base.processor import processor
 from ramify.base.waiting import wait_for
 from ramify.methods.kernel_search.algorithm import NOISE, Class, attainable, classify
 from ramify.methods.kernel_search.asm import Loop, cache_lines, functions, loops, mca_cycles, reached
@@ -100,16 +100,6 @@ class CountedOperators:
     flops: float
 
 
-def processor() -> str:
-    """Model and instruction sets of this processor: what its roofs and native code belong to."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor() or platform.machine()
-    lines = [re.search(rf"^{name}\s*:\s*(.*)$", text, re.M) for name in ("model name", "flags")]
-    return " ".join(line[1] for line in lines if line)
-
-
 def vector_bits() -> int:
     """Width of the widest vectors of this processor."""
     flags = processor()
@@ -118,9 +108,7 @@ def vector_bits() -> int:
 
 def cache_file() -> Path:
     """Where measured roofs are kept."""
-    chosen = os.environ.get("RAMIFY_CACHE")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
-    return base / "kernel-search" / f"roofs-{stable_hash(processor())[:12]}.json"
+    return cache_folder() / "kernel-search" / f"roofs-{stable_hash(processor())[:12]}.json"
 
 
 def known_roofs() -> Roofs | None:

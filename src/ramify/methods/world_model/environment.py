@@ -579,7 +579,7 @@ def _predictor(settings: SimulationSettings, folder: Path, tools: Sequence[Mappi
     if kind == "predict":
         return FunctionPredictor(own_function(_beside(argument, folder), "situation"), argument)
     layout: Layout = "plain" if settings.layout == "plain" else "tags"
-    spec = f"hf:{folder / argument}" if kind == "hf" else settings.model
+    spec = f"{kind}:{folder / argument}" if kind in ("hf", "gguf") else settings.model
     model, template = find_model(spec)
     sampling = sampling_of(model, temperature=settings.temperature, max_tokens=settings.max_tokens)
     return ModelPredictor(model, template, sampling, layout, Instructions(tools=tools, control=settings.instruction))
