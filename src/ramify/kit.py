@@ -292,7 +292,7 @@ class Verb:
         given = self.__signature__.bind(*args, **kwargs).arguments
         options = {key: given.pop(name) for name, key in self._keys.items() if given.get(name) is not None}
         for name, record in self._records().items():
-            given[name] = record(**{own.name: given.pop(own.name) for own in fields(record) if own.name in given})
+            given[name] = record(**{entry.name: given.pop(entry.name) for entry in fields(record) if entry.name in given})
         as_json = bool(given.pop(JSON, False))
         settings, first = self.settings(), []
         if self.more is not None:

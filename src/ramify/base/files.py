@@ -125,8 +125,8 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 def cache_folder() -> Path:
     """Where ramify keeps what it can make again: ``$RAMIFY_CACHE``, else ``$XDG_CACHE_HOME/ramify``, else ``~/.cache/ramify``."""
-    own = os.environ.get("RAMIFY_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
+    chosen = os.environ.get("RAMIFY_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
 
 
 SMALL = 16 << 20

@@ -96,10 +96,10 @@ def command_line(called: str | None = None) -> Verbs:
 
 def run(words: Sequence[str]) -> int:
     """What the command does, and its exit code. Raises RamifyError where it fails."""
-    own = words[: words.index("--")] if "--" in words else words  # what follows is another program's
-    for i, word in enumerate(own):
+    ours = words[: words.index("--")] if "--" in words else words  # what follows is another program's
+    for i, word in enumerate(ours):
         flag, equals, value = word.partition("=")
-        if flag in NAMED and not value and (equals or "" in own[i + 1 : i + 2]):
+        if flag in NAMED and not value and (equals or "" in ours[i + 1 : i + 2]):
             raise UserError(f"{flag} takes a name, and the one given is empty")
     if HELP.intersection(words) and all(word.startswith("-") for word in words):
         sys.stdout.write(FRONT)

@@ -136,8 +136,8 @@ def distributions(
     changed = [i for i, (s, f) in enumerate(zip(settings, first, strict=True)) if not s.plain(f)]
     if not changed:
         return model, model
-    own = None if shapes is None else [shapes[i] for i in changed]
-    part = adjusted(logits[changed].double(), [settings[i] for i in changed], [first[i] for i in changed], own)
+    shaped = None if shapes is None else [shapes[i] for i in changed]
+    part = adjusted(logits[changed].double(), [settings[i] for i in changed], [first[i] for i in changed], shaped)
     sampler = model.clone()
     sampler[changed] = part.float()
     return model, sampler
@@ -176,8 +176,8 @@ def pick(
     picked = Picked([], [], [], [])
     for at in range(0, len(logits), rows):
         part = slice(at, at + rows)
-        own = None if shapes is None else shapes[part]
-        some = pick_from(*distributions(logits[part], settings[part], first[part], own), u[part])
+        shaped = None if shapes is None else shapes[part]
+        some = pick_from(*distributions(logits[part], settings[part], first[part], shaped), u[part])
         picked.tokens.extend(some.tokens)
         picked.logprobs.extend(some.logprobs)
         picked.model_logprobs.extend(some.model_logprobs)

@@ -364,7 +364,7 @@ class TinyLM(nn.Module):
                 f"{folder / 'config.json'}: model_type {record.get('model_type')!r} is not a plain Llama, Qwen2 or Qwen3"
             )
         files = _weight_files(folder)
-        shapes = {name: shape for found in files.values() for name, shape in found.items()}
+        shapes = {name: shape for stored in files.values() for name, shape in stored.items()}
         model = cls._sized(config, shapes, folder)
         if config.tied:
             shapes.pop("lm_head.weight", None)

@@ -344,9 +344,9 @@ class Transport:
                 del self._sessions[other]
             limits = self.limits
             headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "ramify"}
-            own = (self._owner or self).key  # not that of whom the first request is for
-            if own:
-                headers |= key_header(own, self.protocol)
+            key = (self._owner or self).key  # not that of whom the first request is for
+            if key:
+                headers |= key_header(key, self.protocol)
             if self.protocol == "anthropic":
                 headers["anthropic-version"] = VERSION
             client = httpx2.AsyncClient(

@@ -99,11 +99,11 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
             raise UserError(f"unknown format '{name}' ({nearest(name, known)})")
         return known[name]
     number, first = _first(path)
-    found = _fitting(path, first)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(f"{path} fits several formats: name one with --from ({', '.join(reader.name for reader in found)})")
+    fitting = _fitting(path, first)
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise UserError(f"{path} fits several formats: name one with --from ({', '.join(reader.name for reader in fitting)})")
     if first is None:
         if foreign := what_it_is(path):
             raise UnknownFormatError(f"{path} is {foreign}: traces are JSON, one object a line or a list, or Parquet rows of TRL")
@@ -240,8 +240,8 @@ def formats(path: Path) -> list[str]:
 
 def _fitting(path: Path, first: Mapping[str, Any] | None) -> list[Reader]:
     """The readers whose format a file has; a general one only where no other has it."""
-    found = [reader for reader in readers().values() if _fits(reader, path, first)]
-    return [reader for reader in found if not reader.general] or found
+    fitting = [reader for reader in readers().values() if _fits(reader, path, first)]
+    return [reader for reader in fitting if not reader.general] or fitting
 
 
 def _fits(reader: Reader, path: Path, first: Mapping[str, Any] | None) -> bool:

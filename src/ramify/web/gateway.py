@@ -147,12 +147,12 @@ class Gateway:
         sent = {name: given[name] for name in ("anthropic-version", "anthropic-beta") if anthropic and name in given}
         key = Secret("")
         if self.pass_key:
-            bearer, own = given.get("authorization", ""), given.get("x-api-key", "")
-            key = Secret(own or bearer.rpartition(" ")[2])
-            if bearer and not (anthropic and own):
+            bearer, header = given.get("authorization", ""), given.get("x-api-key", "")
+            key = Secret(header or bearer.rpartition(" ")[2])
+            if bearer and not (anthropic and header):
                 key = Secret(bearer.rpartition(" ")[2])
                 sent["authorization"] = bearer
-            elif own:
+            elif header:
                 sent |= key_header(key, self.model.mode)
         return self.transport.sending(sent, key if self.pass_key else None)
 

@@ -532,7 +532,7 @@ class AgentEpisode:
         return json_hash([messages, plain(asked)])
 
     def asks(self, body: Mapping[str, Any]) -> tuple[Message, str]:
-        """The reply to one request of the agent, once there is one. Raises UserError on what is no such request,
+        """The reply to one request of the agent, once there is one. Raises UserError on what is not such a request,
         InfrastructureError after the end."""
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
