@@ -17,6 +17,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.engine.checkpoints import load_model, model_folder
+from ramify.engine.tiny import SCRATCH
 from ramify.jobs.components import task_sets
 from ramify.jobs.improve import ARMS, ImproveConfig, improve, plan, resume
 from ramify.jobs.results import EvaluationEntry, Improved, UpdateReport
@@ -132,6 +133,27 @@ def test_an_interrupted_run_continues(whole: Path, tmp_path: Path) -> None:
     resume(path)
     assert hashes(path) == hashes(whole)
     assert story(path) == story(whole)
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_killed_at_random_instants_ends_as_undisturbed(tmp_path: Path) -> None:
+    """Its validations, the bound and the checkpoint that was chosen, too."""
+    shutil.copytree(model_folder("builtin"), tmp_path / "model")
+    record = json.loads((tmp_path / "model/config.json").read_text())
+    del record[SCRATCH]
+    (tmp_path / "model/config.json").write_text(json.dumps(record))
+    config, rng = ImproveConfig(**SMALL, model=f"hf:{tmp_path / 'model'}", changes=0, max_reply=24), random.Random(7)
+    whole = improve(config, tmp_path / "undisturbed")
+    path = tmp_path / "cut"
+    for _ in range(6):
+        work = (resume, path) if path.exists() else (improve, config, path)
+        killed(*work, path=path, after=rng.uniform(0.5, 3.0))
+    ended = resume(path)
+    assert hashes(path) == hashes(tmp_path / "undisturbed")
+    assert story(path) == story(tmp_path / "undisturbed")
+    assert whole.lost is not None
+    assert ended.lost is not None
+    assert (ended.lost.kept, ended.lost.before, ended.lost.after) == (whole.lost.kept, whole.lost.before, whole.lost.after)
 
 
 SPLIT = {**SMALL, "arm": "auto", "sampling": "splitting", "credit": "self-imitate", "critic": {"wins": 1}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,3 +86,19 @@ def task_sets(environment: Environment, tasks: AnyTasks | None, train: int, eval
         named = tasks if isinstance(tasks, str | Path) else "tasks"
         raise UserError(f"{named} holds one task; at least two are needed, one to train on and one held out")
     return TaskSet.of(t for t in task_set if t.id not in held), TaskSet.of(t for t in task_set if t.id in held)
+
+
+def tasks_to_choose_by(
+    environment: Environment, tasks: AnyTasks | None, train: TaskSet, n: int, seed: int
+) -> tuple[TaskSet, TaskSet]:
+    """``train`` without, and the tasks with which checkpoints are compared: ``n`` of the environment's split ``tune``.
+
+    Of a user's own tasks, and of an environment that has no such split, they are one in four of ``train``,
+    chosen by the hash of the id; a single training task is both."""
+    if tasks is None:
+        with suppress(UserError):
+            return train, environment.task_set("tune", n, seed)
+    chosen = {task.id for task in train if int(stable_hash("tune", task.id)[:8], 16) % HELD_OUT == 0} or {next(iter(train)).id}
+    if len(chosen) == len(train):
+        return train, train
+    return TaskSet.of(t for t in train if t.id not in chosen), TaskSet.of(t for t in train if t.id in chosen)

@@ -29,13 +29,14 @@ from ramify.base.seeds import generator
 from ramify.base.version import VERSION
 from ramify.base.words import plural
 from ramify.engine.checkpoints import adapter_of, load_model, model_folder, save_model, weights_of
-from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task, close
-from ramify.jobs import changes, components
+from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task, TaskSet, close
+from ramify.jobs import changes, components, keep, room
 from ramify.jobs.credit import log_ratios, training_rows
 from ramify.jobs.critic import SharedCritic, StepStates, outcomes_of, states_of
 from ramify.jobs.curve import curves
 from ramify.jobs.grown import EpisodeRecorder, Grown, gather_all
 from ramify.jobs.own import START, Own, env_of
+from ramify.jobs.pace import Pace
 from ramify.jobs.play import open_players
 from ramify.jobs.results import (
     Changes,
@@ -44,16 +45,20 @@ from ramify.jobs.results import (
     EvaluatedArm,
     Evaluation,
     EvaluationEntry,
+    Fidelity,
     Improved,
     ImprovePlan,
     Stretch,
     SuccessGain,
     TrialEpisodes,
     UpdateReport,
+    Validation,
+    WhatWasLost,
 )
 from ramify.jobs.sampling import SamplingRule, UpdatePlan
 from ramify.jobs.settings import ARMS as ARMS
 from ramify.jobs.settings import ImproveConfig as ImproveConfig
+from ramify.jobs.settings import TrainingConfig, pretrained_rate
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_of
 from ramify.model.protocol import Model, Sampling, require
 from ramify.rollout.agent import Agent
@@ -69,12 +74,17 @@ from ramify.trace.db import Run
 from ramify.trace.node import EVAL
 from ramify.train import checkpoint
 from ramify.train.batch import Row, rows_from_path
+from ramify.train.fidelity import GeneralTexts, weights_packed
 from ramify.train.loop import TrainConfig, Trainer, with_reference
 
 if TYPE_CHECKING:
     from torch import nn
 
 
+REPLIES, TRIAL = (24, 48, 96), 16
+"""Lengths of a pretrained model's replies that a trial of so many episodes chooses from."""
+CUT = 0.1
+"""Share of cut replies from which a caveat says so."""
 CLIP_CREDIT = 4.0
 """Credit is clipped to plus and minus this for training: in a graph with little progress a small spread inflates it. An
 outcome standardised among 16 attempts lies within it in any case."""
@@ -95,25 +105,35 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
     arms = len(ARMS) if config.compare else 1
     episodes = config.eval_episodes * (1 + arms)
     episodes += changes.states_for(config.changes, config.eval_episodes) * 2 * (changes.FORKS + changes.POOL * changes.SCREEN)
+    validations = arms * len(keep.milestones(config.updates)) * config.validation_episodes
     few = config.model_copy(update={"eval_episodes": min(16, config.eval_episodes)})
     with _trial_folder(Path(out) if out else None) as folder:
         path = folder / "run"
-        with Job(few, path) as job, Run.create(path, {}, kind="improve") as run:
-            seen, trial = job.trial(run, progress)
+        with Job(few, path) as job:
+            few = job.fit(few, path, progress)
+            config = config.model_copy(update={"max_reply": few.max_reply})
+            with Run.create(path, {}, kind="improve") as run:
+                seen, trial, pace = job.trial(run, progress)
         turns = job.max_turns
-    per_token = seen.seconds / max(1, seen.tokens)
-    expected = arms * config.tokens + seen.tokens / seen.n * episodes
+    played = episodes + (validations if job.pretrained else 0)
+    expected = pace.seconds(config, arms, seen.tokens / seen.n * played)
+    memory = pace.memory(job.model, config, job.adapter, job.loaded) if job.pretrained else None
     cost_estimate = {
         "arms": arms,
         "updates": config.updates * arms,
         "training tokens": config.tokens * arms,
         "evaluation episodes": episodes,
         "evaluation tokens": episodes * turns * config.max_reply,
-        "seconds, about": int(round(expected * per_token * 2, -1)),  # learning takes about as long as sampling
+        **({"validation episodes": validations} if job.pretrained else {}),
+        "seconds, about": int(round(expected, -1)),
+        **({"GiB of memory, about": round(memory.peak / 2**30, 1)} if memory else {}),
         "calls to paid endpoints": 0,
         "cost": 0.0,
     }
-    return ImprovePlan(resolved(config).to_json(), cost_estimate, trial, caveats=_caveats(trial))
+    settings = resolved(config)
+    if job.pretrained and not config.compare:
+        settings = settings.model_copy(update={"lora": job.rank, "train": job.train_settings(config.arm)})
+    return ImprovePlan(settings.to_json(), cost_estimate, trial, caveats=_caveats(trial))
 
 
 @contextmanager
@@ -169,12 +189,11 @@ def improve(
     replaced = Own(model, env, tasks)
     config = replaced.named(config, folder)
     # bad components are refused before a run exists
-    with (
-        Job(config, folder, replaced) as job,
-        Run.create(folder, replaced.stored(config), kind="improve", parts=job.parts()) as run,
-    ):
-        job.own.keep(folder, job.model, job.task_set)
-        return job.drive(run, progress)
+    with Job(config, folder, replaced) as job:
+        config = job.fit(config, folder, progress)
+        with Run.create(folder, replaced.stored(config), kind="improve", parts=job.parts()) as run:
+            job.own.keep(folder, job.model, job.task_set)
+            return job.drive(run, progress)
 
 
 def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *, env: AnyEnvironment | None = None) -> Improved:
@@ -210,18 +229,30 @@ class Job:
         self.given = template or components.wanted_template(config.chat_template, folder)
         self.environment: Environment = any_environment(self.own.env or config.env)
         model = self.own.agent(config.concurrency)
+        began = time.monotonic()
         if model is None:
             self.start = model_folder(config.model)
             self.model, self.template = load_model(self.start, config.concurrency, config.device, given=self.given)
         else:
             self.start, self.model = folder / START, model
             self.template = cast(ChatTemplate, template_of(model, self.given))
+        self.loading, self.loaded = time.monotonic() - began, room.resident()
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
-        self.adapter = adapter_of(self.model, self.start, config.lora, config.seed)
+        self.pretrained = self.model.pretrained
+        self.rank = keep.rank_of(config, self.pretrained, self.start)
+        self.adapter = adapter_of(self.model, self.start, self.rank, config.seed)
+        self.general: GeneralTexts | None = None
+        self.general_texts = keep.texts_of(config.keep) if self.pretrained else ()
         self.task_set = self.own.task_set()
+        given = self.task_set or config.tasks
         self.train_task_set, self.eval_task_set = components.task_sets(
-            self.environment, self.task_set or config.tasks, config.train_tasks, config.eval_episodes, config.seed
+            self.environment, given, config.train_tasks, config.eval_episodes, config.seed
         )
+        self.tune_task_set = self.train_task_set
+        if self.pretrained:
+            self.train_task_set, self.tune_task_set = components.tasks_to_choose_by(
+                self.environment, given, self.train_task_set, config.validation_episodes, config.seed
+            )
         self.agent().check(self.environment)
         names = ARMS if config.compare else (config.arm,)
         self.rules = {name: credit_rule(config, name) for name in names}
@@ -257,6 +288,7 @@ class Job:
                 self.learn(run, name, progress, 1 + len(others))
                 run.log("compare", name, EvaluatedArm(before, self.evaluate(run, f"after-{name}", progress)))
             changed = self._changes(run, progress)
+            lost = self._lost(run)
             earlier = sum(stretch.seconds for stretch in run.memo("stretch", Stretch).values())
             seconds = time.monotonic() - begun + earlier
             result = Improved(
@@ -269,7 +301,8 @@ class Job:
                 changes=Changes(changes.sentence(changed, self.config.changes), tuple(change.told for change in changed)),
                 compare=self._compared(run, others) if others else None,
                 run=str(self.folder),
-                caveats=components.cautions(self.model),
+                lost=lost,
+                caveats=components.cautions(self.model) + (lost.caveats + self._cut_short(after) if lost else ()),
             )
             run.log("result", "improve", result)
         finally:
@@ -281,13 +314,23 @@ class Job:
     def parts(self) -> dict[str, Any]:
         """What must be unchanged for a run to continue: code, weights, tasks and chat template."""
         tasks = {"train": self.train_task_set.hash, "eval": self.eval_task_set.hash}
+        if self.pretrained:
+            texts = stable_hash("general texts", *self.general_texts)
+            tasks |= {"tune": self.tune_task_set.hash, "general texts": texts}
         rule = self.rules[self.config.arm]
         users_rule = {} if type(rule).__module__.startswith("ramify.") else {"credit rule": stable_hash(source_of(type(rule)))}
         return {"version": VERSION, "weights": self.weights, **tasks, **users_rule} | components.template_entry(self.template)
 
+    def train_settings(self, arm: str) -> TrainingConfig:
+        """How ``arm`` trains this agent."""
+        lr = 0.0
+        if self.pretrained:
+            lr = pretrained_rate(sum(weight.numel() for weight in self.model.module.parameters()), self.adapter is not None)
+        return self.config.train.of(arm, self.config.updates, lr)
+
     def trainer(self, config: TrainConfig) -> Trainer:
         """A trainer of the current agent, which is the starting one: of its adapter alone where it has one or is to get one."""
-        self.adapter = adapter_of(self.model, self.start, self.config.lora, self.config.seed)
+        self.adapter = adapter_of(self.model, self.start, self.rank, self.config.seed)
         return Trainer(self.model.module, config, self.config.seed, self.adapter)
 
     def save(self, folder: Path) -> None:
@@ -327,23 +370,7 @@ class Job:
 
     def _evaluated(self, run: Run, when: str, progress: Progress) -> tuple[EvaluationEntry, list[Attempt]]:
         begun = time.monotonic()
-        player = self.player(run, f"eval-{when}")
-        tasks = list(self.eval_task_set)
-        plays = [(tasks[i % len(tasks)], i // len(tasks)) for i in range(self.config.eval_episodes)]
-
-        success = Success()
-        progress.begin(len(plays), 0, f"evaluate {when}", "episodes")
-
-        async def one(task: Task, index: int) -> Attempt:
-            attempt = await player.attempt(f"eval-{when}/{task.id}", task, index, purpose=EVAL)
-            success.add(attempt)
-            progress.at(success.ended, success.note)
-            return attempt
-
-        async def play() -> list[Attempt]:
-            return await gather_all(one(task, index) for task, index in plays)
-
-        attempts = self.players.run(play())
+        attempts = self._played(run, f"eval-{when}", self.eval_task_set, self.config.eval_episodes, f"evaluate {when}", progress)
         outcomes = [None if a.outcome is None else int(a.outcome) for a in attempts]
         scored = [o for o in outcomes if o is not None]
         if not scored:
@@ -357,13 +384,52 @@ class Job:
             turns=float(np.mean([len(a.turns) for a in attempts])),
             entropy=_entropy(attempts),
             seconds=time.monotonic() - begun,
+            cut=_cut(attempts),
             outcomes=tuple(outcomes),
         )
         run.log("eval", when, evaluation)
         run.commit()
         return evaluation, attempts
 
-    def trial(self, run: Run, progress: Progress) -> tuple[Evaluation, TrialEpisodes]:
+    def _played(self, run: Run, group: str, task_set: TaskSet, episodes: int, phase: str, progress: Progress) -> list[Attempt]:
+        """So many attempts at ``task_set``, one a task (more where there are fewer), of which nothing is learned."""
+        player, tasks = self.player(run, group), list(task_set)
+        plays = [(tasks[i % len(tasks)], i // len(tasks)) for i in range(episodes)]
+        success = Success()
+        progress.begin(len(plays), 0, phase, "episodes")
+
+        async def one(task: Task, index: int) -> Attempt:
+            attempt = await player.attempt(f"{group}/{task.id}", task, index, purpose=EVAL)
+            success.add(attempt)
+            progress.at(success.ended, success.note)
+            return attempt
+
+        async def play() -> list[Attempt]:
+            return await gather_all(one(task, index) for task, index in plays)
+
+        return self.players.run(play())
+
+    def fit(self, config: ImproveConfig, folder: Path, progress: Progress) -> ImproveConfig:
+        """The settings with the longest reply that a pretrained model needs here, where none was given: of 24, 48 and 96 tokens
+        the least that holds nine in ten replies of trial attempts that succeeded; 24 where none did.
+
+        Raises UserError where the memory is clearly too little for the job."""
+        if not self.pretrained:
+            return config
+        need = room.needed(self.model, config, self.adapter, self.loaded)
+        if str(self.model.forward.device) == "cpu":
+            room.check_room(need, config, self.adapter is not None, room.available(), room.resident())
+        if "max_reply" in config.model_fields_set or config.backend != "local":
+            return config
+        self.config = config.model_copy(update={"max_reply": REPLIES[-1]})
+        with _trial_folder(folder) as place, Run.create(place / "run", {}, kind="improve") as run:
+            attempts = self._played(run, "trial", self.tune_task_set, TRIAL, "trial", progress)
+        lengths = [turn.node.sampled_tokens for length in attempts if length.outcome for turn in length.turns]
+        longest = next((most for most in REPLIES if sum(length <= most for length in lengths) >= 0.9 * len(lengths)), REPLIES[-1])
+        self.config = config.model_copy(update={"max_reply": longest})
+        return self.config
+
+    def trial(self, run: Run, progress: Progress) -> tuple[Evaluation, TrialEpisodes, Pace]:
         """An evaluation, one training step on it that is discarded, and the bytes that its checkpoint and saved agent take.
 
         Raises RamifyError where training, packing or saving fails.
@@ -377,14 +443,16 @@ class Job:
         try:
             if reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": self.config.kl}
-            trainer = self.trainer(self.config.train.of(self.config.arm, self.config.updates))
-            trainer.update(rows, losses)
+            trainer = self.trainer(self.train_settings(self.config.arm))
+            pace = Pace.measured(seen, rows, trainer, losses)
             self.model.refresh()
+            began = time.monotonic()
             saved_state = packed(trainer, SharedCritic(self.config.critic, self.config.seed))
             trainer.restore(*checkpoint.unpack(saved_state))
             sent = weights_of(self.model)
             self.player(run, "trial")  # which sends them to workers, where there are any
             self.save(self.folder / AGENT)
+            pace = replace(pace, keep=time.monotonic() - began, load=self.loading, weigh=self._weighing())
         except (RuntimeError, ValueError, MemoryError) as error:
             why = " ".join(str(error).split())
             raise RamifyError(
@@ -392,7 +460,14 @@ class Job:
             ) from error
         saved = sum(file.stat().st_size for file in (self.folder / AGENT).iterdir())
         sizes = len(rows), len(saved_state), len(sent), saved
-        return seen, TrialEpisodes(seen.success, seen.interval, seen.n, seen.failed, *sizes)
+        return seen, TrialEpisodes(seen.success, seen.interval, seen.n, seen.failed, *sizes, seen.cut), pace
+
+    def _weighing(self) -> float:
+        """Seconds that measuring what was lost takes once; 0 of a model that ramify made."""
+        began = time.monotonic()
+        if self.pretrained:
+            GeneralTexts(self.model, self.general_texts)
+        return (time.monotonic() - began) / 2  # it reads them twice
 
     def _counts(self, run: Run) -> dict[str, int]:
         """Attempts and forks of the updates of the run's arm, and their number."""
@@ -454,7 +529,9 @@ class Job:
         """The updates, each with its share of the tokens that are left; returns the tokens generated. Continues after the last
         stored update. ``progress`` names the arm where it is one of several ``arms``."""
         c = self.config
-        train = c.train.of(name, c.updates)
+        train = self.train_settings(name)
+        if self.pretrained:  # the agent is the starting one here
+            self.general = self.general or GeneralTexts(self.model, self.general_texts)
         trainer, critic = self.trainer(train), SharedCritic(c.critic, c.seed)
         reference = copy.deepcopy(self.model.module) if c.kl or self.rules[name].reference else None
         done = _updates(run, name)
@@ -465,8 +542,11 @@ class Job:
         def phase(what: str, update: int) -> str:
             return f"{name} {what} {update + 1}/{c.updates}" if arms > 1 else f"{what} {update + 1}/{c.updates}"
 
-        progress.begin(c.tokens, spent, phase("sample", len(done)), "tokens")
-        for update in range(len(done), c.updates):
+        ended = bool(done and done[-1].taken_back)
+        for update in range(len(done), len(done) if ended else c.updates):
+            if update in keep.milestones(c.updates):
+                self._validated(run, name, trainer, update, progress)
+            progress.begin(c.tokens, spent, phase("sample", update), "tokens")
             share = max((c.tokens - spent) / (c.updates - update), cost)
             times = {"sample": -time.monotonic()}
             success = Success()
@@ -494,7 +574,8 @@ class Job:
             judged = self._taught(critic, grown, states)
             times["train"] += time.monotonic()
             spent, cost = spent + grown.tokens, grown.cost or cost
-            blob = run.put_blob(packed(trainer, critic))
+            fidelity, ended = self._weighed()
+            blob = self._taken_back(run, name, trainer, last) if ended else run.put_blob(packed(trainer, critic))
             report = UpdateReport(
                 **vars(grown.report()),
                 update=update,
@@ -506,13 +587,106 @@ class Job:
                 warnings=warned,
                 cost=cost,
                 critic=judged,
+                fidelity=fidelity,
+                taken_back=ended,
             )
             with run.transaction():
                 run.log("update", f"{name}/{update:05d}", report)
             if last and last != blob:
                 run.drop_blob(last)  # only the newest is needed to continue
             last = blob
+            if ended:
+                break
+        self._chosen(run, name, trainer, progress)
         return spent
+
+    # --- a pretrained model: what is lost, and which checkpoint is kept ----------------------------------------------------
+
+    def _weighed(self) -> tuple[Fidelity | None, bool]:
+        """What the agent now makes of general texts, and whether it has lost more than is allowed."""
+        if self.general is None:
+            return None, False
+        now, bound = self.general.measured(self.model.module), self.config.keep.perplexity
+        return now, bool(bound) and now.perplexity > bound * self.general.start.perplexity
+
+    def _taken_back(self, run: Run, name: str, trainer: Trainer, last: str | None) -> str:
+        """Go back to the checkpoint before an update, which was within the bound; its blob."""
+        blob = last or self._validations(run, name)[0].checkpoint  # before the first update: the start
+        trainer.restore(*checkpoint.unpack(run.get_blob(blob)))
+        self.model.refresh()
+        return blob
+
+    def _validations(self, run: Run, name: str) -> list[Validation]:
+        """The validated checkpoints of an arm, in order."""
+        return [entry for entry in run.memo("validation", Validation).values() if entry.arm == name]
+
+    def _validated(self, run: Run, name: str, trainer: Trainer, updates: int, progress: Progress) -> None:
+        """Validate the checkpoint after so many ``updates``, unless it was; the best one's weights are kept."""
+        earlier = self._validations(run, name)
+        if self.general is None or any(entry.updates == updates for entry in earlier):
+            return
+        begun, group = time.monotonic(), f"tune-{name}-{updates:04d}"
+        attempts = self._played(run, group, self.tune_task_set, self.config.validation_episodes, f"validate {name}", progress)
+        scored = [attempt.outcome for attempt in attempts if attempt.outcome is not None]
+        reports = _updates(run, name)
+        fidelity = reports[updates - 1].fidelity if updates else None
+        found = Validation(
+            arm=name,
+            updates=updates,
+            success=sum(scored) / max(1, len(scored)),
+            n=len(scored),
+            tokens=sum(attempt.sampled_tokens for attempt in attempts),
+            seconds=time.monotonic() - begun,
+            fidelity=fidelity or self.general.start,
+            checkpoint="",
+        )
+        superseded = keep.best(earlier).checkpoint if earlier else ""
+        better = keep.best([*earlier, found]) is found
+        if better:
+            found = replace(found, checkpoint=run.put_blob(weights_packed(trainer)))
+        with run.transaction():
+            run.log("validation", f"{name}/{updates:05d}", found)
+        if better and superseded not in ("", found.checkpoint):
+            run.drop_blob(superseded)
+
+    def _chosen(self, run: Run, name: str, trainer: Trainer, progress: Progress) -> None:
+        """Make the checkpoint that validation chose the agent, after the last one was validated, too."""
+        if self.general is None:
+            return
+        reports = _updates(run, name)
+        self._validated(run, name, trainer, sum(not entry.taken_back for entry in reports), progress)
+        trainer.restore(*checkpoint.unpack(run.get_blob(keep.best(self._validations(run, name)).checkpoint)))
+        self.model.refresh()
+
+    def _cut_short(self, after: EvaluationEntry) -> tuple[str, ...]:
+        """A caveat where many replies did not end."""
+        if after.cut <= CUT:
+            return ()
+        return (
+            f"max_reply cut {after.cut:.0%} of the replies after training at {self.config.max_reply} tokens: try a larger one",
+        )
+
+    def _lost(self, run: Run) -> WhatWasLost | None:
+        """What training cost a pretrained model; None of one that ramify made."""
+        if self.general is None:
+            return None
+        c = self.config
+        reports, validations = _updates(run, c.arm), self._validations(run, c.arm)
+        chosen = keep.best(validations)
+        back = next((entry for entry in reports if entry.taken_back), None)
+        return WhatWasLost(
+            before=self.general.start,
+            after=chosen.fidelity,
+            bound=c.keep.perplexity,
+            kept=chosen.updates,
+            updates=c.updates,
+            taken_back=None if back is None else back.update + 1,
+            avoided=None if back is None else back.fidelity,
+            left=0 if back is None else max(0, c.tokens - back.tokens),
+            validations=tuple(replace(entry, checkpoint="") for entry in validations),
+            texts=len(self.general.rows),
+            tokens=self.general.tokens,
+        )
 
     def _restored(self, run: Run, trainer: Trainer, critic: SharedCritic, done: Sequence[UpdateReport]) -> tuple[int, float]:
         """Bring trainer and critic to the state after the updates ``done``; the tokens spent, and those of one attempt."""
@@ -522,7 +696,8 @@ class Job:
             return 0, known.tokens / known.n if known else max(1.0, self.max_turns * self.config.max_reply / 4)
         tensors, record = checkpoint.unpack(run.get_blob(done[-1].checkpoint))
         trainer.restore(tensors, record)
-        critic.restore(tensors, record["critic"])
+        if "critic" in record:  # a start that training went back to has none
+            critic.restore(tensors, record["critic"])
         self.model.refresh()
         return done[-1].tokens, done[-1].cost
 
@@ -630,6 +805,12 @@ def _entropy(attempts: Sequence[Attempt]) -> float | None:
     None where the model gives none."""
     entropies = [turn.node.data["entropy"] for attempt in attempts for turn in attempt.turns if "entropy" in turn.node.data]
     return float(np.mean(entropies)) if entropies else None
+
+
+def _cut(attempts: Sequence[Attempt]) -> float:
+    """Share of the replies that were as long as is allowed and had not ended."""
+    stops = [turn.node.stop for attempt in attempts for turn in attempt.turns]
+    return stops.count("length") / max(1, len(stops))
 
 
 def _max_turns(environment: Environment) -> int:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import NamedTuple
 
 from ramify.base.errors import EXIT_BUDGET, EXIT_FAILED
 from ramify.base.words import plural
 from ramify.methods.tree_rollouts.run import TreeReport
-from ramify.render.numbers import percent, percent_interval, points, points_interval
+from ramify.render.numbers import number, percent, percent_interval, points, points_interval
 from ramify.render.result import Cell, Grid, Planned, Result, Section, table
 from ramify.render.terminal import short
 from ramify.stats.drops import SuccessDifference, SuccessShare
 from ramify.stats.intervals import Interval, wilson
 from ramify.trace.graph import short as clipped
+from ramify.train.settings import Fidelity as Fidelity
 
 REPORT = "report.html"
 """The report that ``ramify improve`` writes into the run."""
@@ -57,6 +58,8 @@ class Evaluation:
     entropy: float | None = None
     """Mean of the replies' tokens, nats."""
     seconds: float = 0.0
+    cut: float = 0.0
+    """Share of the replies that were as long as ``max_reply`` allows and had not ended."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class EvaluationEntry(Evaluation):
     @property
     def told(self) -> Evaluation:
         """Without the single outcomes: those are in the run."""
-        return Evaluation(self.success, self.interval, self.n, self.failed, self.tokens, self.turns, self.entropy, self.seconds)
+        return Evaluation(**{member.name: getattr(self, member.name) for member in fields(Evaluation)})
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,22 @@ class SuccessGain(SuccessDifference):
 
     n: int
     """Episodes that both evaluations scored."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Success of a checkpoint on tasks that are neither trained on nor held out."""
+
+    arm: str
+    updates: int
+    """After how many updates."""
+    success: float
+    n: int
+    tokens: int
+    seconds: float
+    fidelity: Fidelity
+    checkpoint: str
+    """The blob of its weights; "" where a better one made it needless."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +155,10 @@ class UpdateReport(GrownReport):
     cost: float = 0.0
     """Tokens of one attempt."""
     critic: CriticReport | None = None
+    fidelity: Fidelity | None = None
+    """Of a pretrained model after the update."""
+    taken_back: bool = False
+    """The update broke the bound on what may be lost: the agent is the one before it, and training ended."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +220,80 @@ class ComparedArm:
     curve: tuple[CurvePoint, ...]
 
 
+SAME = 1.03
+"""Perplexity up to this multiple of the start's is called "nothing lost"."""
+
+
+@dataclass(frozen=True)
+class WhatWasLost:
+    """What training cost a pretrained model, and which of its checkpoints was kept."""
+
+    before: Fidelity
+    after: Fidelity
+    """Of the checkpoint that was kept."""
+    bound: float
+    """Largest allowed multiple of the start's perplexity; 0 for none."""
+    kept: int
+    """After how many updates the kept checkpoint was."""
+    updates: int
+    """That were planned."""
+    taken_back: int | None
+    """Number of the update, from 1, that broke the bound and was taken back; None where none was."""
+    avoided: Fidelity | None
+    """What it would have come to."""
+    left: int
+    """Tokens of the budget that were not spent since training ended there."""
+    validations: tuple[Validation, ...]
+    texts: int
+    tokens: int
+    """Tokens of the texts that are predicted."""
+
+    @property
+    def ratio(self) -> float:
+        """Perplexity as a multiple of the start's."""
+        return self.after.perplexity / self.before.perplexity
+
+    @property
+    def sentence(self) -> str:
+        """In one sentence."""
+        verdict = "nothing lost" if self.ratio <= SAME else "little lost" if self.ratio <= (self.bound or 1.1) else "much lost"
+        change = f"perplexity {number(self.before.perplexity)} -> {number(self.after.perplexity)}, KL {self.after.kl:.3g}"
+        if not self.kept:
+            change += "; the start was kept, so a difference in success is chance"
+        if self.avoided is None or self.taken_back is None:
+            return f"{verdict}: {change}"
+        risen = f"perplexity would have risen from {number(self.before.perplexity)} to {number(self.avoided.perplexity)}"
+        return (
+            f"{verdict}: {change}; stopped at update {self.taken_back} of {self.updates}: {risen}, {short(self.left)} tokens left"
+        )
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """The harm, where there is some and no bound kept it away."""
+        if self.ratio <= (self.bound or 1.1):
+            return ()
+        return (
+            f"training harmed what the model knew: perplexity of general texts is {self.ratio:.3g} times the start's, and "
+            "keep.perplexity set no bound; take an adapter (leave --all-weights out), a smaller --train.lr, or a bound",
+        )
+
+    def grid(self) -> Grid:
+        """The validated checkpoints."""
+        head = ("checkpoint after", "success, validation", "episodes", "perplexity", "KL", "kept")
+        rows = [
+            (
+                plural(check.updates, "update"),
+                percent(check.success),
+                check.n,
+                check.fidelity.perplexity,
+                check.fidelity.kl,
+                check.updates == self.kept,
+            )
+            for check in self.validations
+        ]
+        return table(head, rows)
+
+
 @dataclass(frozen=True)
 class Improved(Result):
     """What ``improve`` made of an agent, and at what cost."""
@@ -213,12 +310,18 @@ class Improved(Result):
     run: str
     compare: Mapping[str, ComparedArm] | None = None
     """By arm, the run's own first; None without a comparison."""
+    lost: WhatWasLost | None = None
+    """Of a pretrained model."""
 
     @property
     def cost(self) -> str:
         """What the training took."""
         counts = plural(self.attempts, "attempt"), plural(self.forks, "fork"), plural(self.updates, "update")
-        return f"{', '.join(counts)}, {short(self.tokens)} tokens, {self.seconds:.0f} s"
+        told = f"{', '.join(counts)}, {short(self.tokens)} tokens, {self.seconds:.0f} s"
+        if self.lost is None:
+            return told
+        episodes, tokens = (sum(each) for each in zip(*((check.n, check.tokens) for check in self.lost.validations), strict=True))
+        return f"{told}; besides, {plural(episodes, 'episode')} and {short(tokens)} tokens of validation"
 
     def sections(self) -> Iterable[Section]:
         """Before and after, what changed, the arms, and where to look next."""
@@ -226,12 +329,15 @@ class Improved(Result):
         rows = [(name, percent(one.success), percent_interval(one.interval)) for name, one in both]
         gain = f"Gain: {points(self.gain.success)} points, 95 % interval {points_interval(self.gain.interval)}."
         states = "".join(f"\n- {one.text}" for one in self.changes.states)
+        verdict = f"{points(self.gain.success)} points {points_interval(self.gain.interval)}"
         yield Section.of(
             "",
+            f"{verdict}; {self.lost.sentence}." if self.lost else "",
             table(("", "success", "95 % interval"), rows),
             f"{gain}\nCost: {self.cost}.",
             f"{self.changes.why}{states}",
             compared(self.compare) if self.compare else None,
+            self.lost.grid() if self.lost else None,
             f"Report: {self.run}/{REPORT}, or `ramify show {self.run} --web`. The improved agent: {self.run}/agent.",
         )
 
@@ -272,6 +378,8 @@ class TrialEpisodes:
     checkpoint: int
     weights: int
     agent: int
+    cut: float = 0.0
+    """Share of the replies that ``max_reply`` cut."""
 
     def __str__(self) -> str:
         sizes = [f"{name} {getattr(self, name) / 2**20:.1f} MiB" for name in ("checkpoint", "weights", "agent")]

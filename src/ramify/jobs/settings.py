@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ramify.base.config import Config
 from ramify.env.builtin.agents import with_agent
@@ -51,6 +52,17 @@ infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credi
 attempts, one credit per attempt; with the allocator, or with half of the tokens spent at a time on new tasks."""
 
 
+RANK = 8
+"""Rank of the adapter that is trained of a pretrained model unless another is asked for."""
+
+
+def pretrained_rate(weights: int, adapter: bool) -> float:
+    """Default learning rate for a pretrained model of so many ``weights``: 5e-4 for an adapter up to 135 million; for all weights
+    5e-4 at 0.36 million, which is what the tuning of the comparison found there, and less by the root of the size beyond."""
+    base, size = (5e-4, 135e6) if adapter else (5e-4, 0.36e6)
+    return min(base, base * math.sqrt(size / weights))
+
+
 class TrainingConfig(TrainConfig):
     """How ``ramify improve`` trains."""
 
@@ -61,15 +73,39 @@ class TrainingConfig(TrainConfig):
     epochs: int = Field(default=0, ge=0)
     """Passes over the rows of an update; 0 takes the arm's own."""
 
-    def of(self, arm: str, updates: int) -> TrainingConfig:
-        """These settings with the arm's own where they are 0, for so many ``updates``."""
+    def of(self, arm: str, updates: int, lr: float = 0.0) -> TrainingConfig:
+        """These settings with the arm's own where they are 0, for so many ``updates``; ``lr`` replaces the arm's own rate."""
         arms = ARMS[arm]
         defaults = {
-            "lr": arms.lr,
+            "lr": lr or arms.lr,
             "minibatches": arms.minibatches,
             "epochs": min(MOST_PASSES, max(1, round(arms.passes / updates))),
         }
         return self.model_copy(update={name: getattr(self, name) or value for name, value in defaults.items()})
+
+
+class KeepConfig(Config):
+    """What a pretrained model must not lose by training; ignored for a model that ramify made."""
+
+    perplexity: float = Field(default=1.1, ge=0)
+    """Largest allowed perplexity of general texts, as a multiple of the start's (from 1): an update beyond is taken back, and
+    training ends there; 0 (or off, or inf): measured only."""
+    texts: str = ""
+    """File of texts to measure it on, one a line; default: sixteen of ramify's own."""
+    episodes: int = Field(default=0, ge=0)
+    """Episodes that validate each of up to five checkpoints; 0: a quarter of eval_episodes, at least 24 of them"""
+
+    @field_validator("perplexity", mode="before")
+    @classmethod
+    def _bound(cls, value: Any) -> Any:
+        return 0.0 if value in ("off", "inf", math.inf) else value
+
+    @field_validator("perplexity")
+    @classmethod
+    def _at_least(cls, value: float) -> float:
+        if 0 < value < 1:
+            raise ValueError("must be 1 or more, a multiple of the start's perplexity, or 0 for no bound")
+        return value
 
 
 class CreditSettings(GraphCreditSettings):
@@ -86,7 +122,7 @@ class ImproveConfig(Config):
 
     BASIC = (
         "model env tasks arm sampling compare seed updates tokens tasks_per_update train_tasks eval_episodes "
-        "lora temperature max_reply backend device credit train.lr"
+        "lora all_weights keep.perplexity temperature max_reply backend device credit train.lr"
     )
     model: str = "builtin"
     """The agent's checkpoint: builtin (the one that goes with the environment), or hf:PATH of a folder transformers can load."""
@@ -118,7 +154,7 @@ class ImproveConfig(Config):
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature, in training and evaluation alike."""
     max_reply: int = Field(default=24, ge=1)
-    """Longest reply of the agent, in tokens."""
+    """Longest reply of the agent, in tokens. For a pretrained model, where none is given: 24, 48 or 96, as a trial needs."""
     concurrency: int = Field(default=64, ge=1)
     """Episodes in flight at once; changes no result."""
     backend: str = "local"
@@ -126,8 +162,10 @@ class ImproveConfig(Config):
     device: str = ""
     """Where a model of this machine runs: cpu, cuda, cuda:1, ...; default: what RAMIFY_DEVICE says, else cpu."""
     lora: int = Field(default=0, ge=0)
-    """Train a LoRA adapter of this rank alone, and save it alone; 0:
-    all weights, or the checkpoint's own adapter where it is one."""
+    """Train a LoRA adapter of this rank alone, and save it alone; 0: the checkpoint's own adapter where it is one, of
+    rank 8 for a pretrained model, all weights of a model that ramify made."""
+    all_weights: bool = False
+    """Train all weights of a pretrained model, too, instead of an adapter."""
     changes: int = Field(default=10, ge=0, le=100)
     """States of held-out attempts at which the report says what the agent now does, and what comes of it; 0 for none."""
     kl: float = Field(default=0.0, ge=0)
@@ -143,7 +181,14 @@ class ImproveConfig(Config):
     """The critic of samplings and credit rules that ask one."""
     credit: CreditSettings = CreditSettings()
     """How steps are credited."""
+    keep: KeepConfig = KeepConfig()
+    """What a pretrained model must not lose."""
     train: TrainingConfig = TrainingConfig()
     """How to train."""
+
+    @property
+    def validation_episodes(self) -> int:
+        """Episodes that validate one checkpoint."""
+        return self.keep.episodes or min(self.eval_episodes, max(24, self.eval_episodes // 4))
 
     _agent = model_validator(mode="before")(with_agent)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import Field
 
 from ramify.base.config import Config
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How well a model predicts general texts that it is not trained on."""
+
+    perplexity: float
+    kl: float
+    """KL(start || now), mean of a token, nats."""
 
 
 class LossConfig(Config):
