@@ -630,7 +630,7 @@ class Job:
         scored = [attempt.outcome for attempt in attempts if attempt.outcome is not None]
         reports = _updates(run, name)
         fidelity = reports[updates - 1].fidelity if updates else None
-        found = Validation(
+        validation = Validation(
             arm=name,
             updates=updates,
             success=sum(scored) / max(1, len(scored)),
@@ -641,12 +641,12 @@ class Job:
             checkpoint="",
         )
         superseded = keep.best(earlier).checkpoint if earlier else ""
-        better = keep.best([*earlier, found]) is found
+        better = keep.best([*earlier, validation]) is validation
         if better:
-            found = replace(found, checkpoint=run.put_blob(weights_packed(trainer)))
+            validation = replace(validation, checkpoint=run.put_blob(weights_packed(trainer)))
         with run.transaction():
-            run.log("validation", f"{name}/{updates:05d}", found)
-        if better and superseded not in ("", found.checkpoint):
+            run.log("validation", f"{name}/{updates:05d}", validation)
+        if better and superseded not in ("", validation.checkpoint):
             run.drop_blob(superseded)
 
     def _chosen(self, run: Run, name: str, trainer: Trainer, progress: Progress) -> None:

@@ -86,25 +86,25 @@ def _a_token(model: LocalModel) -> float:
 def available(root: Path = Path("/")) -> int | None:
     """Bytes that this process can still take: of the machine, or of its control group where that has less; None where neither
     says."""
-    found: list[int] = []
+    limits: list[int] = []
     with suppress(OSError, AttributeError, ValueError):
         text = (root / "proc/meminfo").read_text()
-        found.append(int(re.search(r"MemAvailable:\s+(\d+)", text).group(1)) * 1024)  # type: ignore[union-attr]
+        limits.append(int(re.search(r"MemAvailable:\s+(\d+)", text).group(1)) * 1024)  # type: ignore[union-attr]
     for most, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
         for folder in _groups(root):
             with suppress(OSError, ValueError):  # "max" is not a number
-                found.append(int((folder / most).read_text()) - int((folder / used).read_text()))
-    return max(0, min(found)) if found else None
+                limits.append(int((folder / most).read_text()) - int((folder / used).read_text()))
+    return max(0, min(limits)) if limits else None
 
 
 def _groups(root: Path) -> list[Path]:
     """The folders in which the limits of this process and of what it lies in may be."""
     top = root / "sys/fs/cgroup"
-    own = ""
+    group = ""
     with suppress(OSError, IndexError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-        own = next((line.split(":", 2)[2] for line in lines if line.startswith("0:")), "").strip("/")
-    here = top / own
+        group = next((line.split(":", 2)[2] for line in lines if line.startswith("0:")), "").strip("/")
+    here = top / group
     return [here, *(folder for folder in here.parents if folder == top or top in folder.parents)]
 
 

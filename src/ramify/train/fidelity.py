@@ -71,8 +71,8 @@ def logprobs(module: nn.Module, row: Tensor) -> Tensor:
             logits = module(inputs)[0]
         else:
             logits = module(input_ids=inputs, use_cache=False).logits[0]
-        found: Tensor = logits.double().log_softmax(1)
-        return found
+        logprobs: Tensor = logits.double().log_softmax(1)
+        return logprobs
 
 
 def _with_rest(chosen: Tensor) -> Tensor:
