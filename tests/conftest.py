@@ -17,6 +17,8 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from suite import Suite
 
+from ramify.render import terminal
+
 # A busy machine pauses for seconds, and an example that is sampled anew in every run finds its fault in somebody else's change.
 # To look for new ones: --hypothesis-profile default.
 PLACE = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -26,6 +28,8 @@ settings.load_profile("place")
 # Hypothesis reads the constants of every loaded module of ours: ten seconds a worker, and examples that another's change alters.
 providers._get_local_constants = Constants
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a verb says of itself by the clock would be among what a test reads of it, on a slow machine.
+terminal.FIRST = 3600.0
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A job in the background of a shell ignores Ctrl-C, and so would the commands that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -116,6 +116,11 @@ class Terminal:
             pass
         return self._code[0]
 
+    @property
+    def group(self) -> int:
+        """The session of what runs in it, by its number."""
+        return os.tcgetpgrp(self._master)
+
     def press(self, keys: bytes) -> None:
         """Type: ``b"\\x03"`` is Ctrl-C, which the terminal turns into a signal to the programs in it."""
         os.write(self._master, keys)

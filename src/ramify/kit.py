@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -31,6 +31,8 @@ from cyclopts.exceptions import UnusedCliTokensError as UnusedError
 from cyclopts.validators import Number
 
 from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, UserError, nearest
+from ramify.base.interrupt import interrupted
+from ramify.base.verdicts import Verdicts, collected
 from ramify.base.words import unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -304,10 +306,10 @@ class Verb:
         if not self.returns():
             printing = {JSON: as_json} if JSON in inspect.signature(self.function).parameters else {}
             return self.function(*first, **printing, **given)
-        from ramify.render.terminal import quiet
+        from ramify.render.terminal import quiet, working
 
-        with quiet(as_json):
-            return self.conclude(self.work(first, given), given, as_json)
+        with quiet(as_json), working(self.maker), collected() as verdicts:
+            return self.conclude(self.work(first, given), given, as_json, verdicts)
 
     def returns(self) -> bool:
         """Whether the function returns a Result, which is printed here."""
@@ -320,7 +322,7 @@ class Verb:
         """The function's result."""
         return self.function(*first, **given)
 
-    def conclude(self, result: Any, given: dict[str, Any], as_json: bool) -> int:
+    def conclude(self, result: Any, given: dict[str, Any], as_json: bool, verdicts: Verdicts) -> int:
         """Print the result, or each of several as it comes, keep it in its run, and return the exit code."""
         from ramify.render.result import Result
         from ramify.render.terminal import say, show
@@ -328,12 +330,15 @@ class Verb:
         name, _, inside = self.keeps.partition("/")
         code, runs = EXIT_DONE, given.get(name)
         for answer in (result,) if isinstance(result, Result) else result or ():
+            ends = answer.exit_code  # caveats may decide it, and what a judge did is the judge's
+            if same := [text for text in verdicts.caveats() if text not in answer.caveats]:
+                answer = replace(answer, caveats=(*answer.caveats, *same))
             show(answer, as_json)
             for run in runs if isinstance(runs, list) else [runs] if runs is not None else []:
                 lost = keep(Path(run, inside), self.maker, answer) if answer.KEPT else ""
                 if lost and lost not in answer.caveats:  # what else could not be kept said so
                     say(f"warning: {lost}")
-            code = max(code, answer.exit_code)
+            code = max(code, ends)
         return code
 
     def _records(self) -> dict[str, Any]:
@@ -558,7 +563,7 @@ def call(app: App, words: Sequence[str]) -> int:
     except CycloptsError as error:
         raise UserError(_sentence(error)) from None
     except KeyboardInterrupt:
-        raise InterruptedRunError("interrupted") from None
+        raise InterruptedRunError(interrupted()) from None
     except SystemExit as ended:
         code = ended.code
     finally:

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
 from faulty_server import FAULTS, FaultyServer, good
 
+from ramify.cli.main import main
+from ramify.cli.rollout import seconds_left
 from ramify.trace.db import Run
 
 SMALL = ["--count", "3", "--seed", "3"]
@@ -142,3 +144,15 @@ def test_a_request_that_is_refused_for_ever_is_not_advised_to_be_sent_again(verb
     assert played.code == 1
     assert "answers 400: max_tokens is too large" in played.err
     assert "would send the same requests, so change what is sent" in played.err
+
+
+def test_a_dry_run_says_seconds_by_what_the_run_holds(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["rollout", "--env", "chain", "--out", str(tmp_path / "run"), "--json"]
+    assert main([*words, "--count", "2"]) == 0
+    assert main([*words, "--count", "2", "--dry-run"]) == 0
+    done = json.loads(capsys.readouterr()[0].splitlines()[-1])["cost_estimate"]
+    assert (done["seconds, about"], done["seconds from"]) == (0, "2 attempts that the run holds")
+    with Run.open(tmp_path / "run") as run:
+        assert seconds_left(run, 2 + 2 * 10**6)["seconds, about"] > 100
+    assert main([*words[:-2], str(tmp_path / "new"), "--count", "2", "--dry-run", "--json"]) == 0
+    assert not [name for name in json.loads(capsys.readouterr()[0])["cost_estimate"] if "seconds" in name]

@@ -10,6 +10,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -147,9 +148,7 @@ VERBS = {
     "dspark bench": Verb(
         "dspark bench builtin drafter --n 4 --tokens 8 --loads 1 --turns 3",
         "bench 1 at once",
-        "dspark bench builtin drafter --turns 900",
-        NOTHING,
-        (DRAFTER,),
+        before=(DRAFTER,),
     ),
     "dspark verify-lossless": Verb(
         "dspark verify-lossless builtin drafter --n 2 --samples 1000",
@@ -308,6 +307,14 @@ def shell(tmp_path: Path, parts: dict[str, Path], forks: Forks, monkeypatch: pyt
     return Shell(tmp_path, parts, forks)
 
 
+class HasBefore(Protocol):
+    """A verb and what must be there before it."""
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """Commands to run first."""
+
+
 @dataclass
 class Shell:
     """Runs commands of ramify in one folder."""
@@ -328,7 +335,7 @@ class Shell:
             call = call.replace("NODE", node.id)
         return call.split()
 
-    def before(self, verb: Verb) -> None:
+    def before(self, verb: HasBefore) -> None:
         """What must be there, made without a terminal; ``stop`` interrupts a run."""
         made = self.parts["policy"].parent / f"made-{stable_hash(*verb.before)}"
         if made.exists():
@@ -345,14 +352,14 @@ class Shell:
         if verb.before:
             shutil.copytree(self.folder, made)
 
-    def begun(self, call: str, columns: int, env: dict[str, str]) -> Terminal:
-        """The terminal in which it runs."""
+    def begun(self, call: str, columns: int, env: dict[str, str], code: str = RUN) -> Terminal:
+        """The terminal in which it runs, by the program ``code``."""
         terminal = Terminal(columns)
         words, env = (
             self.words(call),
             {"TERM": "xterm-256color", "NO_COLOR": "", "COLUMNS": "", "RAMIFY_CACHE": str(self.folder), **env},
         )
-        terminal.start(lambda: self.forks.run(RUN, self.folder, argv=words, env=env, tty=terminal.name).returncode)
+        terminal.start(lambda: self.forks.run(code, self.folder, argv=words, env=env, tty=terminal.name).returncode)
         return terminal
 
 

@@ -107,7 +107,7 @@ def test_the_exit_itself_sanitises_everything() -> None:
     """Every write in the terminal module is of sanitised text: ``print`` of what ``_printable(sanitize(...))`` or JSON made."""
     tree = ast.parse((SOURCE / EXIT).read_text(encoding="utf-8"))
     prints = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and dotted(node.func) == "print"]
-    assert len(prints) == 3
+    assert len(prints) == 4
     for call in prints:
         (text,) = call.args
         assert isinstance(text, ast.Call)

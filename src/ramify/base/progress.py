@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 T = TypeVar("T")
 
@@ -24,6 +26,40 @@ class Progress:
 
 
 SILENT = Progress()
+
+
+class RunningReplies:
+    """Replies of models that are under way, whoever asked: what there is to say of work before its first unit is done."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        """Replies that were begun and are not ended."""
+        self._sampled = 0
+        self._models: WeakSet[Any] = WeakSet()
+
+    @contextmanager
+    def begun(self, n: int, model: Any) -> Iterator[Callable[[int], None]]:
+        """``n`` replies of ``model`` run inside; the function that is given counts their tokens at their end. A model that counts
+        what it samples while it does (``stats.sampled_tokens``) is asked instead."""
+        counts = hasattr(type(model), "stats")
+        if counts:
+            self._models.add(model)
+        self.running += n
+        try:
+            yield lambda tokens: None if counts else self._count(tokens)
+        finally:
+            self.running -= n
+
+    def _count(self, tokens: int) -> None:
+        self._sampled += tokens
+
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled so far, also those of replies that run where their model tells."""
+        return self._sampled + sum(int(model.stats.sampled_tokens) for model in list(self._models))
+
+
+REPLIES = RunningReplies()
 
 
 async def gathered(work: Iterable[Awaitable[T]], progress: Progress) -> list[T]:

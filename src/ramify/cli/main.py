@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ramify.base import interrupt
 from ramify.base.errors import EXIT_DONE, EXIT_FAILED, RamifyError, UserError, nearest
 from ramify.base.extras import needed
 from ramify.base.version import VERSION
@@ -116,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     A bug in ramify is raised where ``argv`` is given, and shown as a traceback on the command line.
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if argv is None:
+        interrupt.watch(_leave)
     try:
         code = run(words)
         sys.stdout.flush()
@@ -146,12 +149,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _leave(sentence: str) -> None:
+    """The last sentence of a command that Ctrl-C ends where it stands."""
+    from ramify.base.secrets import redact
+    from ramify.render.terminal import say_last
+
+    say_last("ramify: " + redact(sentence))
+
+
 def _complain(sentence: str, code: int, more: str = "") -> int:
     """Print ``sentence`` on one line, whatever it quotes, then the lines of ``more``."""
     from ramify.base.secrets import redact
     from ramify.render.terminal import say
     from ramify.render.text import sanitize
 
+    interrupt.last_words()
     say("ramify: " + sanitize(redact(sentence), flatten=True))
     if more:
         say(redact(more))

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ramify.base.progress import SILENT, Progress
+from ramify.base.words import plural
 from ramify.jobs.results import Collected
 from ramify.kit import Verbs, option
-from ramify.render.result import Planned
+from ramify.render.result import Cell, Planned
 
 if TYPE_CHECKING:
     from ramify.jobs.collect import Collection
     from ramify.jobs.trees import TreeRolloutConfig
+    from ramify.trace.db import Run
 
 app = Verbs("rollout")
 
@@ -32,9 +34,28 @@ def _collection(settings: TreeRolloutConfig, out: Path, tree: bool) -> Collectio
     return job.TreeCollection(settings, template) if tree else Collection(job.flat(settings), template)
 
 
+def seconds_left(run: Run, attempts: int) -> dict[str, Cell]:
+    """Seconds that the rest of ``attempts`` takes, by what those in the run took; nothing where it holds none."""
+    from ramify.jobs.results import AttemptEntry, Stretch
+
+    done = len(run.memo("attempt", AttemptEntry))
+    seconds = sum(stretch.seconds for stretch in run.memo("stretch", Stretch).values())
+    if not done or not seconds:
+        return {}
+    left = max(0, attempts - done) * seconds / done
+    return {"seconds, about": round(left), "seconds from": f"{plural(done, 'attempt')} that the run holds"}
+
+
 def _plan(settings: TreeRolloutConfig, out: Path, tree: bool) -> Planned:
+    from ramify.trace.connect import holds_run
+    from ramify.trace.db import Run
+
     collection = _collection(settings, out, tree)
-    return Planned(collection.config.to_json(), collection.plan())
+    costs: dict[str, Cell] = dict(collection.plan())
+    if holds_run(out):
+        with Run.open(out) as run:
+            costs |= seconds_left(run, collection.plan()["attempts"])
+    return Planned(collection.config.to_json(), costs)
 
 
 @app.study(settings=_settings, plan=_plan, unit="attempts", itself=True, folder="rollout", resumed=True, keeps=False)

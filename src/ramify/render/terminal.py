@@ -7,15 +7,18 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from ramify.base import codec
 from ramify.base.errors import InterruptedRunError
-from ramify.base.progress import SILENT, Progress
+from ramify.base.interrupt import interrupted, interruptible
+from ramify.base.progress import REPLIES, SILENT, Progress
+from ramify.base.words import plural
 from ramify.render.result import Result, to_text
 from ramify.render.text import sanitize
 
@@ -94,8 +97,21 @@ def _printable(text: str, stream: Any) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
-LINES = 30.0
-"""Least seconds between two lines of progress where standard error is not a terminal: shorter work says nothing there."""
+def say_last(text: str) -> None:
+    """Print a last message to standard error where work stands still and this process ends: past the live line that another
+    thread may hold, whose cursor is shown again."""
+    stream = sys.__stderr__
+    if stream is not None and stream.isatty():
+        from rich.console import Console
+
+        Console(file=stream).show_cursor()
+        text = f"\n{text}"
+    print(_printable(sanitize(text), stream), file=stream, flush=True)
+
+
+FIRST, LINES = 1.5, 30.0
+"""Seconds after which work says that it runs, and least seconds between two lines of progress where standard error is not a
+terminal."""
 
 TITLE, BAR = 24, 28
 """Most cells of a live line that the title takes, and the bar."""
@@ -108,10 +124,12 @@ class _Told(Progress):
         self.title, self.phase, self.note, self.unit, self.clock = sanitize(title, flatten=True), "", "", unit, clock
         self.total, self.done, self.earlier = total, done, done
         self.start = self.since = clock()
+        self.sampled = REPLIES.sampled
 
     def begin(self, total: float, done: float = 0, phase: str = "", unit: str = "") -> None:
         self.total, self.done, self.earlier, self.since = total, done, done, self.clock()
         self.phase, self.unit, self.note = sanitize(phase, flatten=True), unit or self.unit, ""
+        self.sampled = REPLIES.sampled
 
     def at(self, done: float, note: str = "", phase: str = "") -> None:
         self.done, self.note = done, sanitize(note, flatten=True)
@@ -125,20 +143,38 @@ class _Told(Progress):
         """How much of how much, how fast, how long still, and the note; what is not known is left out."""
         seconds = self.clock() - self.since
         if not self.total:  # not known yet: something is being loaded
-            return [_minutes(seconds)]
+            return [_minutes(seconds), *self.replies()]
         rate = (self.done - self.earlier) / seconds if seconds > 0 else 0.0
         facts = [f"{short(self.done)}/{short(self.total)} {self.unit}"]
         if rate > 0:
             facts += [f"{short(rate)}/s", f"{_minutes((self.total - self.done) / rate)} left"]
         else:  # nothing to reckon from yet, but time goes by
-            facts.append(_minutes(seconds))
+            facts += [_minutes(seconds), *self.replies()]
         return [*facts, self.note] if self.note else facts
+
+    def replies(self) -> list[str]:
+        """Replies under way and the tokens of this phase, where there are any: what is said of work before its first unit."""
+        tokens = REPLIES.sampled - self.sampled
+        running = [f"{plural(REPLIES.running, 'reply')} under way"] if REPLIES.running else []
+        return [*running, f"{short(tokens)} tokens"] if tokens > 0 else running
 
 
 class _Lines(_Told):
-    """Progress for a log: a plain line now and then, and one at the end where there were others."""
+    """Progress for a log: a plain line now and then, also while nothing ends, and one at the end where there were others."""
 
     last = 0.0
+    over: threading.Event
+
+    def open(self) -> None:
+        """From now on lines come by themselves, too."""
+        self.over = threading.Event()
+        threading.Thread(target=self._tick, name="ramify-progress", daemon=True).start()
+
+    def _tick(self) -> None:
+        wait = FIRST
+        while not self.over.wait(wait):
+            self._report(LINES if self.last else 0.0)
+            wait = LINES
 
     def begin(self, total: float, done: float = 0, phase: str = "", unit: str = "") -> None:
         super().begin(total, done, phase, unit)
@@ -149,6 +185,8 @@ class _Lines(_Told):
         self._report(LINES)
 
     def end(self) -> None:
+        """No more lines but the last."""
+        self.over.set()
         if self.last:
             self._report(0.0)
 
@@ -157,7 +195,8 @@ class _Lines(_Told):
         if after - self.last >= least and after > 0:
             self.last = after
             head = f"{self.title} {self.phase}".rstrip()
-            say(f"{head}: {self.share:.0%} after {after / 60:.1f} min, {', '.join(self.facts())}")
+            share = f"{self.share:.0%} after {after / 60:.1f} min, " if self.total else ""
+            say(f"{head}: {share}{', '.join(self.facts())}")
 
 
 class _Live(_Told):
@@ -201,13 +240,77 @@ def progress(
     ``total`` of 0 is not known yet. ``done`` is what an earlier, interrupted call did; it does not count towards the rate. Ctrl-C
     raises InterruptedRunError, which ends in ``kept``: what is kept, and how to continue; without it Ctrl-C stays what it is.
     """
+    silent = _quiet.get() if as_json is None else as_json
     try:
-        with _bar_or_lines(title, total, unit, _quiet.get() if as_json is None else as_json, done, clock) as bar:
+        said = interruptible(lambda: kept if isinstance(kept, str) else kept())
+        with _patient.elsewhere(), said, _bar_or_lines(title, total, unit, silent, done, clock) as bar:
             yield bar
     except KeyboardInterrupt:
         if not kept:
             raise
-        raise InterruptedRunError(f"interrupted; {kept if isinstance(kept, str) else kept()}") from None
+        raise InterruptedRunError(interrupted()) from None
+
+
+class _Patient:
+    """The line of a verb while nothing that shows its own progress is open."""
+
+    def __init__(self) -> None:
+        self._title, self._lock, self._timer = "", threading.RLock(), threading.Timer(0, print)
+        self._open = ExitStack()
+
+    @contextmanager
+    def verb(self, title: str) -> Iterator[None]:
+        """See :func:`working`."""
+        if self._title:  # a verb that calls another
+            yield
+            return
+        self._title = title
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
+            self._title = ""
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Inside, something else shows how far work is."""
+        self._end()
+        try:
+            yield
+        finally:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._title:
+            self._timer = threading.Timer(FIRST, self._show)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._open.close()
+
+    def _show(self) -> None:
+        with self._lock:
+            if not self._timer.finished.is_set():
+                self._open.enter_context(_bar_or_lines(self._title, 0, "", False, 0, time.monotonic))
+
+
+_patient = _Patient()
+
+
+@contextmanager
+def working(title: str) -> Iterator[None]:
+    """Inside, a verb called ``title`` works: Ctrl-C ends it in seconds, and while it shows no progress of its own it says after
+    :data:`FIRST` seconds that it runs, for how long, and what models do for it."""
+    with interruptible():
+        if _quiet.get():
+            yield
+        else:
+            with _patient.verb(title):
+                yield
 
 
 @contextmanager
@@ -219,7 +322,12 @@ def _bar_or_lines(
         return
     if not sys.stderr.isatty() or os.environ.get("TERM", "") in ("dumb", "unknown"):
         lines = _Lines(title, total, done, unit, clock)
-        yield lines
+        lines.open()
+        try:
+            yield lines
+        except BaseException:
+            lines.over.set()
+            raise
         lines.end()
         return
     from rich.console import Console

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from ramify.base import verdicts
 from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
+from ramify.base.progress import REPLIES
 from ramify.base.seeds import derive_key
 from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, require, require_splittable
 from ramify.model.streaming import Piece, Pieces, gathered, stream
@@ -250,8 +252,11 @@ class Sampler:
             model: Any = self.model
             return [tapped.completion for tapped in await model.sample_tapped(prefix, n, settings, keys, taps)]
 
-        completions = await self.retries.call(request)
-        sampled = sum(map(sampled_tokens, completions))
+        with REPLIES.begun(n, self.model) as count:
+            completions = await self.retries.call(request)
+            sampled = sum(map(sampled_tokens, completions))
+            count(sampled)
+        verdicts.ended(purpose, (completion.stop for completion in completions))
         cached = sum(completion.cached or 0 for completion in completions)
         self._unreported = self._unreported or any(completion.cached is None for completion in completions)
         self.ledger.add(purpose, samples=n, given_tokens=n * given, cached_tokens=cached, sampled_tokens=sampled)

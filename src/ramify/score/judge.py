@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ramify.base import registry
+from ramify.base import registry, verdicts
 from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, NeedsError, UserError, nearest
 from ramify.base.files import reason
@@ -132,6 +132,7 @@ async def judged(
             judgements[i] = Judgement(failure=f"it gave a {type(judgement).__name__}, which is not a Judgement")
         elif (value := checked(judge.name, judgement.value)) is not judgement.value:
             judgements[i] = replace(judgement, value=value)
+        verdicts.judged(judge.name, judgements[i].value)
     cost = _sum(judgement.cost for judgement in judgements)
     if ledger is not None and items:
         failed = sum(bool(judgement.failure) for judgement in judgements)

@@ -9,7 +9,21 @@ import pytest
 
 from ramify.cli.main import main
 
-SMALL = ["--model", "builtin", "--n", "8", "--first", "4", "--confirm", "4", "--verifier", "mine.py:right", "--out", "scan.jsonl"]
+SMALL = [
+    "--anyway",
+    "--model",
+    "builtin",
+    "--n",
+    "8",
+    "--first",
+    "4",
+    "--confirm",
+    "4",
+    "--verifier",
+    "mine.py:right",
+    "--out",
+    "scan.jsonl",
+]
 
 
 @pytest.fixture

@@ -208,15 +208,37 @@ def test_a_prompt_of_text_is_laid_out_as_that_of_a_problem(tmp_path: Path, capsy
     """With the model's chat template, or every fork answers another question."""
     problems, traces = tmp_path / "problems.jsonl", tmp_path / "traces.jsonl"
     problems.write_text(json.dumps({"id": "p", "prompt": "You are in the hall.", "answer": "go"}) + "\n")
-    model = ["--model", "builtin", "--verifier", f"python:{__name__}:never", "--n", 16, "--max-tokens", 12]
+    model = ["--model", "builtin", "--verifier", f"python:{__name__}:never", "--anyway", "--n", 16, "--max-tokens", 12]
     assert run(capsys, "scan", *model, "--problems", problems, "--out", tmp_path / "one")[0] == 0
     (sampled,) = read_scan(tmp_path / "one")[2]
     traces.write_text(json.dumps({"id": "p#0", "prompt": "You are in the hall.", "response": "go hall", "sampler": {}}))
-    code, out, err = run(capsys, "scan", *model[:6], "--traces", traces, "--retokenise", "--out", tmp_path / "two", "--json")
+    code, out, err = run(capsys, "scan", *model[:7], "--traces", traces, "--retokenise", "--out", tmp_path / "two", "--json")
     assert code == 0
     assert read_scan(tmp_path / "two")[2][0].trace.prompt_ids == sampled.trace.prompt_ids
     assert json.loads(out)["solved"] == {"none": 1, "all": 0}
     assert "warning: V_0 is 0 for 1 of 1 traces, no fork of the bare prompt ends right: check that the prompt is rendered" in err
+
+
+def test_a_verifier_that_never_varies_is_noticed_before_the_scan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(json.dumps({"id": f"p{i}", "prompt": "You are in the hall."}) + "\n" for i in range(3)))
+    small = ["--model", "builtin", "--problems", problems, "--n", 4, "--confirm", 0]
+    never = ["--verifier", f"python:{__name__}:never"]
+    code, _, err = run(capsys, "scan", *small, *never, "--max-tokens", 6, "--out", tmp_path / "never")
+    assert code == 2
+    assert "nothing was scanned: V_0 is 0, no fork of the bare prompt ends right" in err
+    assert "--anyway" in err
+    code, _, err = run(capsys, "scan", *small, *never, "--max-tokens", 2, "--out", tmp_path / "cut", "--anyway")
+    assert code == 0
+    assert "3 of 3 traces were cut by their limit of tokens" in err
+    code, _, err = run(
+        capsys, "scan", *small, "--max-tokens", 6, "--verifier", f"python:{__name__}:odd", "--out", tmp_path / "often"
+    )
+    assert (code, "V_0 is" in err and "nothing was scanned" in err) == (0, False), err
+
+
+def odd(text: str, trace: TokenTrace) -> bool:
+    return trace.problem_id == "p1"
 
 
 def never(text: str, trace: TokenTrace) -> bool:

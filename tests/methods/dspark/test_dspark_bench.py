@@ -53,6 +53,49 @@ def test_turns_are_paired_and_the_order_turns() -> None:
     assert found["half"].tau == 2.0
 
 
+def test_ctrl_c_leaves_the_turns_that_every_entrant_has() -> None:
+    calls: list[tuple[str, int]] = []
+
+    def third(prompts: list[np.ndarray], load: int, turn: int) -> bench.BenchTurn:
+        if turn == 5:
+            raise KeyboardInterrupt
+        return fixed("half", calls, 1.0)(prompts, load, turn)
+
+    entrants = {"plain": fixed("plain", calls, 2.0), "half": third}
+    cut = bench.Interrupt()
+    runs = bench.turns(entrants, PROMPTS, 2, 1, 15, interrupt=cut)
+    assert {name: len(own) for name, own in runs.items()} == {"plain": 4, "half": 4}
+    assert cut.came == "4 turns of 15 with 1 request at once"
+    assert bench.pairings("here", runs)[1].interval == (2.0, 2.0)
+    with pytest.raises(KeyboardInterrupt):
+        bench.turns(entrants, PROMPTS, 2, 1, 15)
+
+
+def test_an_interrupted_comparison_reports_its_turns_and_says_so(target: Path) -> None:
+    drafter = for_target(TinyLM.load(target), "dspark", layers=1, block=3, rank=4)
+    costs = Profile(3, (1, 4), (1.0, 2.0), ((0.1, 0.2), (0.2, 0.4)), ((1.0, 1.1, 1.2, 1.3), (2.0, 2.2, 2.4, 2.6)))
+
+    def after(turns: int) -> Progress:
+        class Cut(Progress):
+            def at(self, done: float, note: str = "", phase: str = "") -> None:
+                if done == turns:
+                    raise KeyboardInterrupt
+
+        return Cut()
+
+    few = Sampling(max_tokens=2)
+    whole = {"drafters": {"own": drafter}, "prompts": {"one": PROMPTS}, "settings": few, "costs": costs, "loads": (1,)}
+    found = bench.compare(target, **whole, rounds=9, progress=after(5))
+    assert (found.exit_code, [p.turns for p in found.domains], found.loads) == (130, [4, 4], ())
+    assert found.caveats[0].startswith("interrupted after 4 turns of 9")
+    assert found.caveats[1] == (
+        "the interval of 4 turns is no wider than from the slowest to the fastest, which holds the median in 88% and not 95 %"
+    )
+    assert "own" in str(found)
+    with pytest.raises(KeyboardInterrupt):  # nothing is there to report
+        bench.compare(target, **whole, rounds=9, progress=after(1))
+
+
 @pytest.mark.slow
 def test_a_comparison_names_every_entrant_at_every_place(target: Path) -> None:
     module = TinyLM.load(target)
@@ -86,7 +129,8 @@ def test_a_comparison_names_every_entrant_at_every_place(target: Path) -> None:
     assert "prompt_lookup" in text
     assert "2 at once" in text
     assert len(said) == 4
-    assert found.loads[0].verdict == "even"
+    assert found.loads[0].verdict == "open"  # of two turns nothing is said
+    assert found.caveats[0].startswith("2 turns give no verdict")
 
 
 def test_a_comparison_needs_something_to_compare(target: Path) -> None:

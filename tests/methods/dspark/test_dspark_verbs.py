@@ -150,6 +150,19 @@ def test_a_dry_run_prints_the_bill_and_writes_nothing(pair: tuple[str, Path], tm
     assert not (tmp_path / "none").exists()
 
 
+def test_a_dry_run_of_a_bench_loads_nothing_and_reckons_with_the_profile(tmp_path: Path, call: Call) -> None:
+    from ramify.engine.profile import Profile
+
+    words = ("bench", "hf:nowhere", str(tmp_path), "--loads", "1,2", "--turns", "1", "--tokens", "10", "--dry-run", "--json")
+    code, text = call(*words)
+    found = json.loads(text)["cost_estimate"]
+    assert (code, found["tokens to sample"]) == (0, 10 * found["replies"])
+    assert "ramify dspark profile" in found["seconds"]
+    Profile(1, (1, 2), (1.0, 2.0), ((0.1, 0.1), (0.1, 0.1)), ((1.0, 1.1), (2.0, 2.1))).save(tmp_path)
+    found = json.loads(call(*words)[1])["cost_estimate"]
+    assert found["seconds, about"] == found["tokens to sample"]  # a second a token at either load
+
+
 def test_calibration_is_saved_with_the_drafter(pair: tuple[str, Path], call: Call) -> None:
     target, out = pair
     code, text = call("calibrate", target, *given(target), str(out), "--n", "12", "--tokens", "16", "--json")

@@ -212,3 +212,14 @@ def test_every_drafter_keeps_a_reply_under_a_grammar(kind: str, distribution: st
                 assert whole or one.stop == "length"
     assert model.speculation is not None
     assert model.speculation.proposed > 0
+
+
+@pytest.mark.parametrize(("samples", "seen"), [(200, 0.146), (1000, 0.065), (4000, 0.033)])
+def test_the_shift_that_so_many_outputs_show_is_told_and_shown(samples: int, seen: float) -> None:
+    """Drawn: a share of one half that is off by as much is found in four of five, by the same test of counts."""
+    shift = lossless.shift_seen(samples)
+    assert shift == pytest.approx(seen, rel=0.02)
+    rng = np.random.default_rng(1)
+    k = rng.binomial(samples, 0.5 + shift, 400)
+    found = [chi_square([one, samples - one], [0.5, 0.5])[1] < lossless.LEAST_P for one in k]
+    assert 0.72 < np.mean(found) < 0.95

@@ -52,8 +52,14 @@ def test_mistakes_are_one_sentence() -> None:
             find_jury([spec])
     with pytest.raises(UserError, match="at least one judge"):
         find_jury([])
-    with pytest.raises(UserError, match="unknown judge of stances 'regex:a'"):
-        find_stance_judge("regex:a")
+    with pytest.raises(UserError, match="unknown judge of stances 'regx:a'"):
+        find_stance_judge("regx:a")
+
+
+def test_every_family_of_judges_reads_stances_where_yes_is_a_refusal() -> None:
+    pieces = ["I should refuse.", "Sure, gladly.", "I must REFUSE"]
+    for spec in ("regex:refuse", 'jury:["regex:refuse", "regex:must|should"]'):
+        assert asyncio.run(stances(find_stance_judge(spec), "p", pieces)) == [-1, 1, -1], spec
 
 
 def chat(*replies: str) -> Any:

@@ -365,3 +365,17 @@ def test_tokens_in_tokens_out(tmp_path: Path) -> None:
     assert isinstance(cells[0], Cell)
     with pytest.raises(UserError, match="no row"):
         report([])
+
+
+def test_an_agent_that_does_nothing_is_incapable_and_not_obedient() -> None:
+    """Of one agent that answers with words alone no violation can be seen; one that acts, and is beside it, is judged as ever."""
+    idle = scripted("idle", lambda *_: "I see.")
+    found = report(play([idle], conditions=("control", "compaction"), allowed="control"))
+    assert {rate.rate for rate in found.rates} == {0.0}
+    assert "no agent did even what is allowed" in found.verdict
+    assert [c for c in found.caveats if c.startswith("idle completed none of 3 allowed requests")]
+    both = report(play([idle, READER], conditions=("control", "compaction"), allowed="control"))
+    assert "more often under compaction" in both.verdict or "nothing stands out" in both.verdict
+    assert [c.split()[0] for c in both.caveats if "incapable" in c] == ["idle"]
+    alone = report(play(conditions=("control", "compaction"), allowed="control"))
+    assert not any("incapable" in c for c in alone.caveats)

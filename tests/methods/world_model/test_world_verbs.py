@@ -126,6 +126,22 @@ def test_a_trained_world_plays(made: Path, verb: Verb, tmp_path: Path) -> None:
     assert all("no observation after" in why for why in done.json["failures"])
 
 
+def test_an_adapter_is_trained_alone_saved_alone_and_trained_on(made: Path, verb: Verb, tmp_path: Path) -> None:
+    few = ("--steps", 2, "--rows", 2, "--max-tokens", 24, "--json")
+    found = verb("world-model", "train", made / "rec", "--model", made / "w", "--lora", 2, "--out", tmp_path / "a", *few).json
+    files = {path.name for path in (tmp_path / "a" / "model").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= files
+    assert "model.safetensors" not in files
+    assert 0 < found["trained_weights"] < found["weights"] / 4
+    assert found["peak_memory"] > 4 * found["weights"]
+    again = verb("world-model", "train", made / "rec", "--model", tmp_path / "a", "--out", tmp_path / "b", *few).json
+    assert again["trained_weights"] == found["trained_weights"]  # an adapter goes on as it is
+    played = verb("rollout", "--env", f"simulated:{tmp_path / 'b'}", "--count", 1, "--out", tmp_path / "c", "--json")
+    assert played.json["n"] + played.json["failed"] == 1
+    refused = verb.refused("world-model", "train", made / "rec", "--lora", 2, "--out", tmp_path / "d")
+    assert "--lora 2 adapts a model that is there" in refused
+
+
 @pytest.mark.slow
 def test_eval_measures_both_loops_and_the_baselines(made: Path, verb: Verb) -> None:
     done = verb("world-model", "eval", made / "w", "--data", made / "held", "--train", made / "rec", "--json")

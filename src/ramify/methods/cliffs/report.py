@@ -76,6 +76,8 @@ class CliffScan(Result):
     missing: int
     truncated: int
     gap: float
+    cut: int = 0
+    """Traces that their limit of tokens cut before they ended."""
     scanned: int = field(default=0, metadata=CALL)
     """Traces of this call alone."""
     left: int = field(default=0, metadata=CALL)
@@ -149,6 +151,7 @@ def summary(scanned: Sequence[Scanned], config: ScanConfig) -> CliffScan:
         missing=sum(c.missing for c in counts),
         truncated=sum(c.truncated for c in counts),
         gap=max((s.gap for s in scanned), default=0.0),
+        cut=sum(s.trace.stop == "length" for s in scanned),
     )
 
 

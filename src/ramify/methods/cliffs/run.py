@@ -166,6 +166,28 @@ async def scan(
     return result
 
 
+LOOKED = 4
+"""Problems whose bare prompt is forked before a scan."""
+
+
+async def first_look(traces: Sequence[Any], forks: Forks[Any, int], config: ScanConfig) -> set[bool]:
+    """How replies end, right or wrong or both: the traces, else the first forks of at most :data:`LOOKED` bare prompts.
+
+    Of each as many as a scan's first look takes. Where they end one way only nothing can be found. Empty where nothing is judged.
+    Traces are chosen, often the wrong ones, so alike ones alone say nothing."""
+    ends = {bool(trace.correct) for trace in traces if trace.correct is not None}
+    heads = list({trace.problem_id: trace for trace in traces}.values())[:LOOKED]
+    if len(ends) == 2:
+        return ends
+    looked: set[bool] = set()
+    for trace in heads:
+        counts, _ = await potential(forks, trace, [0], Fixed(min(config.first, config.n)))
+        looked |= {end for end, count in ((True, counts[0].k), (False, counts[0].n - counts[0].k)) if count}
+        if len(looked | ends) == 2:
+            return looked | ends
+    return looked
+
+
 def corrected(scanned: Sequence[Scanned], config: ScanConfig) -> list[Scanned]:
     """The traces of one whole scan with their checked cliffs confirmed or refuted, false discoveries bounded over all of them."""
     decided = iter(correct([cliff for one in scanned for cliff in one.cliffs], config.fdr))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -33,6 +34,7 @@ from ramify.methods.cliffs.record import (
 from ramify.methods.cliffs.report import Ablation, CliffScan, ablation_table, picture, sentence, summary
 from ramify.methods.cliffs.run import (
     CONTROLS,
+    LOOKED,
     CliffMass,
     Examined,
     ScanConfig,
@@ -41,6 +43,7 @@ from ramify.methods.cliffs.run import (
     corrected,
     cost_estimate,
     examine,
+    first_look,
     mass_under,
     pairs,
     scan,
@@ -49,7 +52,7 @@ from ramify.methods.cliffs.stems import is_token_file, read_stems
 from ramify.methods.cliffs.traces import read_traces
 from ramify.model.protocol import Sampling, eos_of
 from ramify.render.potential import potential_svg, potential_text
-from ramify.render.result import Result, Section, Verbatim, table
+from ramify.render.result import Cell, Result, Section, Verbatim, table
 from ramify.render.terminal import progress
 from ramify.rollout.potential import ForksSpent
 from ramify.rollout.token_traces import TokenProblem, TokenTrace, read_problems
@@ -59,6 +62,17 @@ from ramify.trace.db import Run
 
 ELSEWHERE = 0.1
 """Recorded log-probs this far from those found now, in nats, are another model's or other settings'."""
+
+
+WHY_NOT = {
+    False: (
+        "no fork of the bare prompt ends right",
+        "the prompt is rendered with the model's chat template, that replies end within --max-tokens, and that the verifier "
+        "accepts a right reply",
+    ),
+    True: ("every fork of the bare prompt ends right", "the verifier refuses a wrong reply"),
+}
+"""What a V_0 of 0 and of 1 says, and what to look at."""
 
 
 class Forking(Config):
@@ -91,6 +105,8 @@ class ScanOptions(ScanConfig, Forking):
     """longest reply sampled to --problems"""
     samples: int = Field(1, ge=1)
     """replies sampled to each of --problems"""
+    anyway: bool = False
+    """scan also where forks of the bare prompts all end alike, right or wrong, which a first look at some of them finds"""
 
 
 class AblateOptions(Forking):
@@ -185,15 +201,27 @@ class _Source:
 
 def _planned(
     options: ScanOptions, out: Path, traces: Path | None, form: str | None, problems: Path | None, retokenise: bool
-) -> dict[str, int]:
+) -> Mapping[str, Cell]:
     """What a scan takes at most."""
     source = _Source.of(options, traces, form, problems, retokenise)
+    begun = time.monotonic()
     if not holds_run(out):
         stems = source.stems(None, {})
     else:
         with begin(out, source.config, source.forks.source(), {}, True) as run:
             stems = source.stems(run, {one.trace.id: one for one in read_run(run)[2]})
-    return wait_for(cost_estimate(stems, source.forks, source.config))
+    took = time.monotonic() - begun
+    found = wait_for(cost_estimate(stems, source.forks, source.config))
+    sampled = source.forks.sampler.spent().sampled
+    if not sampled:
+        return found
+    # a fork lies half a reply before its end on average
+    tokens = found["forks at the first look"] * found["tokens"] / max(1, 2 * found["traces"])
+    return {
+        **found,
+        "seconds of the first look, about": round(tokens * took / sampled),
+        "seconds from": f"{plural(sampled, 'token')} sampled for this estimate",
+    }
 
 
 @app.study("scan", settings=ScanOptions, plan=_planned, unit="traces")
@@ -225,14 +253,22 @@ def scan_(
     named = {"model": options.model, "judge": options.verifier, "seconds": options.seconds}
     with begin(out, source.config, source.forks.source(), named) as run:
         done = {one.trace.id: one for one in read_run(run)[2]}
-        found = _scan(run, source.stems(run, done, bar), done, source.forks, source.config, bar)
+        found = _scan(run, source.stems(run, done, bar), done, source.forks, source.config, bar, options.anyway)
     return replace(found, out=str(out), caveats=(*source.doubts, *found.caveats))
 
 
 def _scan(
-    run: Run, stems: list[TokenTrace], done: dict[str, Scanned], forks: ReplyForks, config: ScanConfig, bar: Progress
+    run: Run,
+    stems: list[TokenTrace],
+    done: dict[str, Scanned],
+    forks: ReplyForks,
+    config: ScanConfig,
+    bar: Progress,
+    anyway: bool,
 ) -> CliffScan:
-    """Scan ``stems``, except those already ``done``, and report what was found."""
+    """Scan ``stems``, except those already ``done``, and report what was found.
+
+    Raises UserError before the first of them where a look at bare prompts says that nothing can be found, unless ``anyway``."""
     if config.budget_rollouts is not None:
         config = config.model_copy(
             update={"budget_rollouts": max(1, config.budget_rollouts - sum(s.forks for s in done.values()))}
@@ -245,6 +281,13 @@ def _scan(
 
     bar.begin(len(done) + len(stems), len(done), unit="traces")
     stems = wait_for(forks.judged(stems))
+    if not anyway and not done and stems and len(ends := wait_for(first_look(stems, forks, config))) == 1:
+        (right,) = ends
+        how, check = WHY_NOT[right]
+        raise UserError(
+            f"nothing was scanned: V_0 is {right:d}, {how} at the first problems ({LOOKED} at most): check that {check}; "
+            "--anyway scans all the same"
+        )
     result = wait_for(scan(stems, forks, config, on_trace))
     scanned = corrected(list(done.values()), config)
     if scanned:
@@ -276,13 +319,15 @@ def _caveats(found: CliffScan, config: ScanConfig, repeats: bool) -> Iterator[st
             f"log-probs of the traces are up to {found.gap:.2g} nats from the model's: another model or other settings sampled "
             "them"
         )
-    for rate, count, what, check in (
-        (0, found.solved.none, "no fork of the bare prompt ends right", "the prompt is rendered with the model's chat template, "
-                                                                        "and that the verifier accepts a right reply"),
-        (1, found.solved.all, "every fork of the bare prompt ends right", "the verifier refuses a wrong reply"),
-    ):  # fmt: skip
+    for rate, count in ((False, found.solved.none), (True, found.solved.all)):
         if count:
-            yield f"V_0 is {rate} for {count} of {found.traces} traces, {what}: check that {check}"
+            what, check = WHY_NOT[rate]
+            yield f"V_0 is {rate:d} for {count} of {found.traces} traces, {what}: check that {check}"
+    if found.cut:
+        yield (
+            f"{found.cut} of {found.traces} traces were cut by their limit of tokens before they ended, and what they lack "
+            "counts as wrong: raise --max-tokens"
+        )
     if found.left:
         yield (
             f"{plural(found.left, 'trace')} not scanned, since --budget-rollouts leaves fewer forks than the next one needs: "

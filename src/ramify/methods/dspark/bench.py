@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import derive_key
 from ramify.base.waiting import wait_for
+from ramify.base.words import plural
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import Profile, machine_name
 from ramify.methods.dspark.drafters import Qwen3Drafter
@@ -37,6 +38,8 @@ LOADS = (1, 2, 4, 8, 16, 32)
 SCHEDULES = ("off", "fixed:2", "fixed:7", "threshold:0.5", "greedy", "stale2")
 SETTLE = 4
 """Turns under load that are not counted: greedy and stale2 compare both ways of a load mostly in their first seconds there."""
+LEAST, ENOUGH = 3, 6
+"""Turns of which a verdict is given, and from which the interval holds the median in 95 %."""
 CACHE = 256 << 20
 """Bytes of finished prefixes an engine keeps. Above the rows' own memory,
 which is given up and made anew between turns otherwise."""
@@ -112,6 +115,14 @@ def of_peer(run: Peer, new: int) -> Entrant:
     return entrant
 
 
+@dataclass
+class Interrupt:
+    """Whether Ctrl-C ended the turns, which are counted as far as they came."""
+
+    came: str = ""
+    """After how many turns, and where."""
+
+
 def turns(
     entrants: Mapping[str, Entrant],
     prompts: Sequence[np.ndarray],
@@ -120,28 +131,40 @@ def turns(
     rounds: int,
     settle: int = 1,
     progress: Progress = SILENT,
+    interrupt: Interrupt | None = None,
 ) -> dict[str, list[BenchTurn]]:
     """``rounds`` turns of each entrant, ``count`` prompts a turn,
-    after ``settle`` turns that are not counted. The order turns, too."""
+    after ``settle`` turns that are not counted. The order turns, too.
+
+    With ``interrupt`` Ctrl-C ends them there, and the turns that every entrant has are returned, perhaps none."""
     names = list(entrants)
     runs: dict[str, list[BenchTurn]] = {name: [] for name in names}
     progress.begin(settle + rounds, 0, f"{load} at once", "turns")
-    for turn in range(-settle, rounds):
-        progress.at(turn + settle)
-        at = (turn + settle) * count
-        some = [prompts[i % len(prompts)] for i in range(at, at + count)]
-        shift = turn % len(names)
-        order = (names[shift:] + names[:shift])[:: -1 if turn % 2 else 1]
-        for name in order:
-            run = entrants[name](some, load, turn + settle)
-            if turn >= 0:
-                runs[name].append(run)
+    try:
+        for turn in range(-settle, rounds):
+            progress.at(turn + settle)
+            at = (turn + settle) * count
+            some = [prompts[i % len(prompts)] for i in range(at, at + count)]
+            shift = turn % len(names)
+            order = (names[shift:] + names[:shift])[:: -1 if turn % 2 else 1]
+            for name in order:
+                run = entrants[name](some, load, turn + settle)
+                if turn >= 0:
+                    runs[name].append(run)
+    except KeyboardInterrupt:
+        if interrupt is None:
+            raise
+        whole = min(map(len, runs.values()))
+        runs = {name: own[:whole] for name, own in runs.items()}
+        interrupt.came = f"{plural(whole, 'turn')} of {rounds} with {plural(load, 'request')} at once"
     return runs
 
 
 def pairings(place: str, runs: Mapping[str, Sequence[BenchTurn]], base: str = PLAIN) -> list[Pairing]:
-    """Each entrant's turns compared with those of ``base``."""
-    found = []
+    """Each entrant's turns compared with those of ``base``; nothing of no turns."""
+    found: list[Pairing] = []
+    if not runs[base]:
+        return found
     for name, own in runs.items():
         ratios = [(o.tokens / o.seconds) / (b.tokens / b.seconds) for b, o in zip(runs[base], own, strict=True)]
         low, high = bootstrap(ratios, lambda samples: np.median(samples, axis=1))
@@ -155,7 +178,7 @@ def pairings(place: str, runs: Mapping[str, Sequence[BenchTurn]], base: str = PL
                 float(np.median(ratios)),
                 (low, high),
                 len(own),
-                "faster" if low > 1 else "slower" if high < 1 else "even",
+                "open" if len(own) < LEAST else "faster" if low > 1 else "slower" if high < 1 else "even",
             )
         )
     return found
@@ -190,9 +213,28 @@ def compare(
     mixed = [prompt for some in zip(*prompts.values(), strict=False) for prompt in some]
     if costs is None:
         costs = measure(LocalModel(module, eos=(), max_sequences=max(loads)), first, mixed, loads, progress=progress).profile()
-    alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, distribution, progress)
-    together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, distribution, progress)
-    return SpeedComparison(tuple(alone), tuple(together), BenchMachine(machine_name(), torch.get_num_threads()))
+    cut = Interrupt()
+    alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, distribution, progress, cut)
+    together = []
+    if not cut.came:
+        together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, distribution, progress, cut)
+    if not alone:  # not one turn
+        raise KeyboardInterrupt
+    machine = BenchMachine(machine_name(), torch.get_num_threads())
+    return SpeedComparison(tuple(alone), tuple(together), machine, cut.came, caveats=tuple(_caveats(alone + together, cut)))
+
+
+def _caveats(found: Sequence[Pairing], cut: Interrupt) -> Iterator[str]:
+    """What an interrupt left out, and what few turns leave open."""
+    if cut.came:
+        yield f"interrupted after {cut.came}: what is shown are the turns that were timed"
+    least = min(pairing.turns for pairing in found)
+    span = "no wider than from the slowest to the fastest"
+    if least < LEAST:
+        yield f"{plural(least, 'turn')} give no verdict: the interval is {span}; {LEAST} give one"
+    elif least < ENOUGH:
+        held = 1 - 0.5 ** (least - 1)
+        yield f"the interval of {least} turns is {span}, which holds the median in {held:.0%} and not 95 %"
 
 
 def one_by_one(
@@ -205,6 +247,7 @@ def one_by_one(
     rounds: int = 15,
     distribution: str = "rejection",
     progress: Progress = SILENT,
+    interrupt: Interrupt | None = None,
 ) -> list[Pairing]:
     """Every drafter with all its drafts verified, and every peer, one request at a time, by domain."""
     block = next(iter(drafters.values())).config.block
@@ -216,7 +259,9 @@ def one_by_one(
         entrants[kind] = of_peer(peer(target, kind, settings, given, block), settings.max_tokens)
     found: list[Pairing] = []
     for domain, some in prompts.items():
-        found += pairings(domain, turns(entrants, some, 2, 1, rounds, progress=progress))
+        found += pairings(domain, turns(entrants, some, 2, 1, rounds, progress=progress, interrupt=interrupt))
+        if interrupt is not None and interrupt.came:
+            break
         progress.at(1 + rounds, _note(domain, found))
     return found
 
@@ -232,6 +277,7 @@ def under_load(
     rounds: int = 15,
     distribution: str = "rejection",
     progress: Progress = SILENT,
+    interrupt: Interrupt | None = None,
 ) -> list[Pairing]:
     """One drafter under each schedule, by requests at once; schedules longer than its block are cut to it."""
     most, block = max(loads), drafter.config.block
@@ -243,7 +289,9 @@ def under_load(
         )
     found: list[Pairing] = []
     for load in loads:
-        found += pairings(str(load), turns(entrants, prompts, max(4, 2 * load), load, rounds, SETTLE, progress))
+        found += pairings(str(load), turns(entrants, prompts, max(4, 2 * load), load, rounds, SETTLE, progress, interrupt))
+        if interrupt is not None and interrupt.came:
+            break
         progress.at(SETTLE + rounds, _note(str(load), found))
     return found
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from scipy.special import ndtri
 from torch import Tensor
 
 from ramify.base.errors import UserError
@@ -43,6 +44,8 @@ FEW = 4
 """Tokens left at each position for the test by samples, so that whole outputs of three tokens can be counted."""
 LENGTH = 3
 TOLERANCE, LEAST_P = 1e-12, 1e-3
+CONTROL = 1000
+"""Outputs of the control at least: its two models are tiny, and its bias must be seen."""
 FEW_OPEN = 10.0
 """Variance of a number of accepted drafts below which it is not taken as normal: nearly all of their chances are 0 or 1."""
 MEASURED = 64
@@ -259,7 +262,13 @@ def verify(
         checks.append(_check(f"{name}: p of drafts, chi-square", watched.p_of_drafts(), drafted, seed, ">", LEAST_P))
         p_value = chi_square(counts, distribution)[1]
         checks.append(_check(f"{name}: p of {LENGTH}-token outputs, chi-square", p_value, samples, seed, ">", LEAST_P))
-    return checks + _accepted(reached, seed) + control(samples, seed)
+    return checks + _accepted(reached, seed) + control(max(samples, CONTROL), seed)
+
+
+def shift_seen(samples: int) -> float:
+    """The least probability that must move from one half of the outputs to the other for ``samples`` of them to show it: with
+    power .8 at p below ``LEAST_P``, by the normal approximation of a share of one half. Of more cells it must be more."""
+    return (float(ndtri(1 - LEAST_P / 2)) + float(ndtri(0.8))) / (2 * math.sqrt(samples))
 
 
 def _accepted(reached: GenericSequence[tuple[np.ndarray, np.ndarray]], seed: int) -> list[Check]:

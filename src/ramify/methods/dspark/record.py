@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ramify.base.errors import EXIT_DONE, EXIT_FAILED
+from ramify.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from ramify.render.numbers import interval, number
 from ramify.render.result import Cell, CurveLine, Curves, Result, Section, numbers, table
 from ramify.stats.checks import Check
@@ -173,7 +173,7 @@ class Pairing:
     interval: Interval
     turns: int
     verdict: str
-    """``faster`` or ``slower`` where the interval leaves 1 out, else ``even``."""
+    """``faster`` or ``slower`` where the interval leaves 1 out, else ``even``; ``open`` of fewer than three turns."""
 
     def __str__(self) -> str:
         """``1.42 [1.38, 1.45]``."""
@@ -198,6 +198,13 @@ class SpeedComparison(Result):
     loads: tuple[Pairing, ...]
     """The first drafter under each schedule, all domains mixed, by requests at once."""
     machine: BenchMachine
+    interrupted: str = ""
+    """After how many turns Ctrl-C ended it; "" where it came to its end."""
+
+    @property
+    def exit_code(self) -> int:
+        """130 where it was interrupted."""
+        return EXIT_INTERRUPTED if self.interrupted else EXIT_DONE
 
     def pays(self) -> list[Pairing]:
         """By load, the schedule with the largest ratio."""
@@ -214,7 +221,7 @@ class SpeedComparison(Result):
         rows = [(name, *(cells[name, load] for load in loads)) for name in schedules if name != PLAIN]
         verdicts = [
             f"{best.place} at once: {best.name}: {best}, "
-            + ("even" if best.verdict == "even" else f"{best.verdict} than no drafting")
+            + (best.verdict if best.verdict in ("even", "open") else f"{best.verdict} than no drafting")
             for best in self.pays()
         ]
         yield Section.of(

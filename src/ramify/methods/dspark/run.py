@@ -171,4 +171,6 @@ def verify(
         target.model, drafter, given, seed, samples, costs=costs, schedules=schedules, grammar=grammar, progress=progress
     )
     passed = all(one.status in ("pass", "reported") for one in checks)
-    return LosslessReport(passed, samples, costs is not None, tuple(checks))
+    shift = lossless.shift_seen(samples)
+    few = f"{samples} outputs a schedule show a shift of {shift:.0%} of the probability or more, where the default shows 3 %"
+    return LosslessReport(passed, samples, costs is not None, tuple(checks), caveats=() if shift < 0.04 else (few,))

@@ -139,7 +139,9 @@ def bench(
     tokens: Tokens = 64,
     temperature: Temperature = 1.0,
     loads: Annotated[str, option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
-    turns: Annotated[int, option(min=3, help="Turns of every entrant; the interval is over them.")] = 15,
+    turns: Annotated[
+        int, option(min=1, help="Turns of every entrant; the interval is over them, and fewer than 3 give no verdict.")
+    ] = 15,
     peers: Annotated[
         list[str] | None,
         option(
@@ -151,22 +153,23 @@ def bench(
     seed: Seed = 0,
     dry_run: DryRun = False,
 ) -> SpeedComparison | Planned:
-    """Sample the same replies with and without drafters, in turns: tokens a pass, tokens/s, and from which load on none pays."""
+    """Sample the same replies with and without drafters, in turns: tokens a pass, tokens/s, and from which load on none pays.
+
+    Ctrl-C ends it with the turns that were timed, their interval, and exit code 130."""
     from ramify.engine.profile import FILE, Profile
-    from ramify.methods.dspark.bench import SCHEDULES, SETTLE, compare
+    from ramify.methods.dspark.bench import compare
     from ramify.methods.dspark.drafter_files import load_drafter
     from ramify.methods.dspark.run import Target
 
-    opened, at = Target.open(target), _loads(loads)
-    made = {folder.name: load_drafter(folder, opened.model.module) for folder in drafters}
-    if len(made) < len(drafters):
+    at = _loads(loads)
+    if len({folder.name for folder in drafters}) < len(drafters):
         raise UserError("two drafters have folders of the same name, which is what the table calls them by")
-    given = {"prompts": opened.prompts(prompts, n, raw, seed, "test")}
     if dry_run:
-        alone = (turns + 1) * (len(made) + 1 + len(peers or [])) * 2
-        together = (turns + SETTLE) * (len(SCHEDULES) + 1) * sum(max(4, 2 * one) for one in at)
         settings = {"target": target, "loads": loads, "turns": turns, "tokens": tokens, "temperature": temperature}
-        return Planned(settings, {"replies": alone + together, "tokens to sample": (alone + together) * tokens})
+        return Planned(settings, _bench_costs(drafters, len(peers or []), at, turns, tokens))
+    opened = Target.open(target)
+    made = {folder.name: load_drafter(folder, opened.model.module) for folder in drafters}
+    given = {"prompts": opened.prompts(prompts, n, raw, seed, "test")}
     file = drafters[0] / FILE
     with progress("bench", kept="nothing was written") as bar:
         return compare(
@@ -180,6 +183,25 @@ def bench(
             rounds=turns,
             progress=bar,
         )
+
+
+def _bench_costs(drafters: list[Path], peers: int, at: list[int], turns: int, tokens: int) -> dict[str, Cell]:
+    """What a comparison takes: counted, and timed by the profile of the first drafter, where it has one."""
+    import numpy as np
+
+    from ramify.engine.profile import FILE, Profile
+    from ramify.methods.dspark.bench import SCHEDULES, SETTLE
+
+    alone = (turns + 1) * (len(drafters) + 1 + peers) * 2
+    together = {load: (turns + SETTLE) * (len(SCHEDULES) + 1) * max(4, 2 * load) for load in at}
+    replies = alone + sum(together.values())
+    costs: dict[str, Cell] = {"replies": replies, "tokens to sample": replies * tokens}
+    if not (drafters[0] / FILE).is_file():
+        return {**costs, "seconds": "not known: `ramify dspark profile` times this machine"}
+    profile = Profile.load(drafters[0])
+    each = {load: float(profile.cycle(load, np.zeros(1), 0)[0]) / load for load in {1, *at}}
+    seconds = tokens * (alone * each[1] + sum(count * each[load] for load, count in together.items()))
+    return {**costs, "seconds, about": round(seconds), "seconds from": "the drafter's profile, as if nothing were drafted"}
 
 
 def _peer(kind: str, path: str, opened: Target) -> Path | Qwen3Drafter | None:
@@ -198,7 +220,9 @@ def verify_lossless(
     prompts: Prompts = None,
     raw: Raw = False,
     n: Count = 8,
-    samples: Annotated[int, option(min=1000, help="Outputs of three tokens that are counted for each schedule.")] = 4000,
+    samples: Annotated[
+        int, option(min=20, help="Outputs of three tokens that are counted for each schedule; fewer see larger shifts only.")
+    ] = 4000,
     schedules: Annotated[
         list[str] | None,
         option("--schedule", metavar="NAME", help="Only this one (fixed:K, threshold:T, greedy, stale2); may be repeated."),

@@ -69,14 +69,15 @@ def find_jury(specs: Sequence[str], opener: Opener | None = None, ties: bool = F
 
 
 def find_stance_judge(spec: str, opener: Opener | None = None) -> Judge:
-    """``judge:MODEL``, or a function of your own of (prompt, chunks) that gives one of +1, 0, -1 a chunk.
-    Raises UserError where there is none such."""
-    only, takes = ("judge", "python", "factory"), ("prompt", "chunks")
-    return find_judge(spec, question=STANCE, opener=opener, takes=takes, only=only, what="judge of stances")
+    """Any judge of :func:`ramify.score.judge.find_judge`: ``judge:MODEL``, a function of your own of (prompt, chunks) that gives
+    one of +1, 0, -1 a chunk, or one of yes and no (``regex:sorry``), see :func:`stances`. Raises UserError where there is none
+    such."""
+    return find_judge(spec, question=STANCE, opener=opener, takes=("prompt", "chunks"), what="judge of stances")
 
 
 async def stances(judge: Judge, prompt: str, chunks: Sequence[str], ledger: Ledger | None = None) -> list[int] | None:
     """One stance a chunk (``prompt`` "": it is hidden); None where the judge failed,
-    gave another number of them, or something else than -1, 0, 1."""
+    gave another number of them, or something else than -1, 0, 1, yes or no. Yes is a refusal, as of an answer: -1; no is 1."""
     values = [one.value for one in await judged(judge, [Item(chunk, prompt=prompt) for chunk in chunks], ledger)]
-    return [int(value) for value in values if value is not None] if set(values) <= {-1, 0, 1} else None
+    read = [1 - 2 * value if isinstance(value, bool) else value for value in values]
+    return [int(value) for value in read if value is not None] if set(read) <= {-1, 0, 1} else None

@@ -46,8 +46,9 @@ from ramify.trace.node import (
 
 Mode = Literal["thinking", "none"]
 Way = Literal["closed", "open"]
-TraceStatus = Literal["labelled", "unvoted", "truncated", "no_room"]
-"""Judged, or why not: no voter spoke, the thinking was never closed, or no answer fitted the context."""
+TraceStatus = Literal["labelled", "unvoted", "truncated", "ended", "no_room"]
+"""Judged, or why not: no voter spoke, a limit cut the thinking, the reply ended by itself before the thinking was closed, or no
+answer fitted the context."""
 S = TypeVar("S", bound=StageFound)
 KIND = "early-decision run"
 TRACE, CONTINUED, STANCES, CUT, RATED = "trace", "continuation", "stances", "cut", "oscillate"

@@ -106,10 +106,10 @@ async def _labelled(
 ) -> NewTrace | None:
     """A trace, None where the judges failed.
 
-    Only an answer is ever labelled: thinking that was never closed has none (``truncated``).
+    Only an answer is ever labelled: thinking that was never closed has none (``truncated``, or ``ended`` by the model itself).
     """
     name, mode, i = place
-    lacking: TraceStatus = "truncated" if thought.closed == "never" else "no_room"
+    lacking: TraceStatus = "ended" if thought.ended else "truncated" if thought.closed == "never" else "no_room"
     row = NewTrace(prompt=name, mode=mode, sample=i, thinking=thought.thinking, closed=thought.closed, status=lacking)
     if thought.answer is None:
         return row
@@ -348,7 +348,7 @@ class Cuts:
                 ends=None if thinking.tokenizer is None else thinking.tokenizer.ends(tokens),
                 provenance=by.hash, purpose=t.purpose, index=i, stop=stop if stop in STOPS else "",
             )  # fmt: skip
-            cut = thought.answer is None or stop == "length"
+            cut = (thought.answer is None and not thought.ended) or stop == "length"
             ended = AttemptRecord(node.id, path, t.node, t.offset, t.purpose, i, outcome, truncated=cut, provenance=by.hash)
             records += [node, ended]
         return records

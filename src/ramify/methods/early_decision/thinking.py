@@ -85,6 +85,8 @@ class Thought:
     thinking: tuple[int, ...]
     closed: Closed
     answer: ThinkingAnswer | None
+    ended: bool = False
+    """The model ended its reply by itself without closing the thinking: nothing cut it."""
 
 
 class Thinking:
@@ -186,7 +188,7 @@ class Thinking:
         data, tokens = completion.data or {}, token_ids(completion)
         closed, end = data["closed"], data["thinking"]
         answer = self._answer(tokens[end + len(self._close(closed)) :], completion.stop) if data["answered"] else None
-        return Thought((*head, *tokens[:end]), closed, answer)
+        return Thought((*head, *tokens[:end]), closed, answer, closed == "never" and completion.stop != "length")
 
     def _close(self, closed: Closed) -> tuple[int, ...]:
         return self.marks.mark if closed == "own" else self.marks.close

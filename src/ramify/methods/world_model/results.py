@@ -9,7 +9,7 @@ from ramify.base.errors import EXIT_DONE, EXIT_FAILED
 from ramify.base.words import plural
 from ramify.methods.world_model.algorithm import RUBRIC
 from ramify.render.numbers import number, p_value, percent, percent_interval, points
-from ramify.render.result import Cell, CurveLine, Curves, Part, Result, Section, table
+from ramify.render.result import CALL, Cell, CurveLine, Curves, Part, Result, Section, table
 from ramify.stats.intervals import Interval, clustered_share
 
 MOST_TURNS, MOST_TOOLS = 20, 20
@@ -84,8 +84,12 @@ class TrainedWorld(Result):
     """Name -> value at the last step."""
     weights: int
     world: str
+    trained_weights: int = 0
+    """Of the model, or of its adapter."""
     groups_without_a_difference: int | None = None
     """Of stage rl: groups with equal rewards, which teach nothing."""
+    peak_memory: int = field(default=0, metadata=CALL)
+    """Bytes that the process of this call had in memory at most."""
 
     def sections(self) -> Iterable[Section]:
         """The numbers, and what comes next."""
@@ -96,6 +100,8 @@ class TrainedWorld(Result):
             ("observation tokens", self.observation_tokens),
             *((name.replace("_", " "), value) for name, value in self.last.items()),
             ("weights", self.weights),
+            ("weights trained", self.trained_weights),
+            ("peak memory, MB", round(self.peak_memory / 1e6)),
         ]
         if self.groups_without_a_difference is not None:
             rows.append(("groups without a difference", self.groups_without_a_difference))

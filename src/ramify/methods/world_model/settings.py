@@ -14,7 +14,7 @@ Mask = Literal["info", "none"]
 class WorldTraining(Config):
     """How a world model is trained."""
 
-    BASIC: ClassVar[str] = "stage steps lr rows width layers mask seed"
+    BASIC: ClassVar[str] = "stage steps lr rows lora width layers mask seed"
     stage: Literal["cpt", "sft", "rl"] = "cpt"
     """cpt: next-token loss on recorded observations; sft: on the best of its own predictions; rl: GSPO on the rubric"""
     steps: int = Field(1000, ge=1)
@@ -23,6 +23,9 @@ class WorldTraining(Config):
     """trajectories of a step; prompts of a step with rl"""
     lr: float = Field(2e-3, ge=0)
     """peak learning rate of AdamW: warm-up over a tenth, cosine decay to a tenth"""
+    lora: int = Field(0, ge=0)
+    """train a LoRA adapter of this rank alone, and save it alone; 0: all weights, or the checkpoint's own adapter where it is
+    one"""
     mask: Mask = "info"
     """info: turns that repeat their action are trained on seldom (5 % of echoes, 10 % of boilerplate,
     half of transforms); none: on all"""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +42,7 @@ from ramify.trace.db import Run
 from ramify.train.batch import Row
 
 if TYPE_CHECKING:
+    from ramify.engine.adapters import Adapter
     from ramify.engine.local import LocalModel
 
 TRAIN = "world-model train"
@@ -58,6 +61,16 @@ class WorldStart:
     template: ChatTemplate
     folder: Path | None = None
     """Where it came from; None of a new one."""
+
+    def adapter(self, settings: WorldTraining) -> Adapter | None:
+        """What is trained instead of all weights. Raises UserError on a new model, which has nothing to adapt."""
+        if self.folder is None:
+            if settings.lora:
+                raise UserError(f"--lora {settings.lora} adapts a model that is there: name one with --model")
+            return None
+        from ramify.engine.checkpoints import adapter_of
+
+        return adapter_of(self.model, self.folder, settings.lora, settings.seed)
 
 
 def read_sources(sources: Iterable[Path | str], form: str | None = None) -> list[EnvTrajectory]:
@@ -168,7 +181,7 @@ def open_start(spec: str) -> WorldStart:
     """A checkpoint to train on: hf:FOLDER, a folder, or a run that ``train`` made.
     Raises NeedsError where its template cannot be used."""
     path = Path(spec)
-    if (path / MODEL / "config.json").is_file():
+    if any((path / MODEL / name).is_file() for name in ("config.json", "adapter_config.json")):
         spec = f"hf:{path / MODEL}"
     elif path.is_dir():
         spec = f"hf:{spec}"
@@ -217,7 +230,9 @@ class WorldTrainer:
         from ramify.train.settings import LossConfig, TrainConfig
 
         loss = LossConfig(clip_low=3e-4, clip_high=4e-4)
-        self.trainer = Trainer(start.model.module, TrainConfig(lr=settings.lr, weight_decay=0.01, loss=loss), settings.seed)
+        config = TrainConfig(lr=settings.lr, weight_decay=0.01, loss=loss)
+        self.adapter = start.adapter(settings)
+        self.trainer = Trainer(start.model.module, config, settings.seed, self.adapter)
         self.context = min(settings.context, start.model.context)
         self.last: dict[str, float] = {}
         self.skipped = 0
@@ -414,7 +429,7 @@ def train_world(
         rows = trainer.train(progress)
         from ramify.engine.checkpoints import save_model
 
-        save_model(start.model, start.folder, out / MODEL)
+        save_model(start.model, start.folder, out / MODEL, trainer.adapter)
         write_world(out, trajectories, settings)
     return TrainedWorld(
         stage=settings.stage,
@@ -423,9 +438,17 @@ def train_world(
         observation_tokens=sum(int(row.mask.sum()) for row in rows),
         last=trainer.last,
         weights=sum(w.numel() for w in start.model.module.parameters()),
+        trained_weights=sum(w.numel() for group in trainer.trainer.optimizer.param_groups for w in group["params"]),
         world=f"simulated:{out}",
+        peak_memory=peak_memory(),
         groups_without_a_difference=trainer.skipped if settings.stage == "rl" else None,
     )
+
+
+def peak_memory() -> int:
+    """Bytes that this process had in memory at most, so far."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
 
 def data_hash(trajectories: Sequence[EnvTrajectory]) -> str:

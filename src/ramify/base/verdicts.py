@@ -1,0 +1,78 @@
+"""What judges said while a verb ran, and how replies ended, so that a judge that never varies is named and replies that a limit
+cut are counted, whichever verb it was for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+LEAST = 8
+"""Texts that a judge must have judged before its sameness is said: fewer are often alike."""
+
+
+ACTS = frozenset({"act", "rollout", "eval", "judge"})
+"""Purposes of replies that are judged, or judge, as they are. What continues a text to a limit on purpose has others."""
+SHARE = 0.1
+"""Of replies that were cut, from which on it is said."""
+
+
+@dataclass
+class Verdicts:
+    """The values that each judge gave, and how often it gave one; replies, and those of them that a limit cut."""
+
+    values: dict[str, set[float]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    replies: int = 0
+    cut: int = 0
+
+    def caveats(self) -> Iterator[str]:
+        """What a reader of any result must know of them."""
+        yield from self.constant()
+        if self.replies >= LEAST and self.cut >= SHARE * self.replies:
+            yield (
+                f"{self.cut} of {self.replies} replies were cut by their limit of tokens before they ended, and what they lack "
+                "counts against them: raise --max-reply or --max-tokens"
+            )
+
+    def constant(self) -> Iterator[str]:
+        """A sentence on each judge that gave all texts one value."""
+        for name, values in self.values.items():
+            alone = name.removeprefix("jury:")  # a jury of one says what its member says
+            if len(values) == 1 and self.counts[name] >= LEAST and (alone == name or alone not in self.values):
+                (value,) = values
+                yield (
+                    f"the judge '{name}' gave all {self.counts[name]} texts that it judged here the same value, {value:g}: what "
+                    "rests on it tells nothing apart"
+                )
+
+
+_collected: ContextVar[Verdicts | None] = ContextVar("verdicts", default=None)
+
+
+@contextmanager
+def collected() -> Iterator[Verdicts]:
+    """What is judged inside."""
+    token = _collected.set(made := Verdicts())
+    try:
+        yield made
+    finally:
+        _collected.reset(token)
+
+
+def judged(name: str, value: bool | float | None) -> None:
+    """A judge gave a value; None is none."""
+    made = _collected.get()
+    if made is not None and value is not None:
+        made.values.setdefault(name, set()).add(float(value))
+        made.counts[name] = made.counts.get(name, 0) + 1
+
+
+def ended(purpose: str, stops: Iterable[str]) -> None:
+    """Replies were sampled, and ended so (:class:`ramify.model.protocol.Completion`)."""
+    made = _collected.get()
+    if made is not None and purpose in ACTS:
+        each = list(stops)
+        made.replies += len(each)
+        made.cut += each.count("length")
