@@ -138,7 +138,7 @@ def test_an_adapter_switched_off_is_the_reference(folders: tuple[Path, Path], tm
     [
         ({"peft_type": "IA3"}, NeedsError, "of type IA3"),
         ({"use_dora": True}, NeedsError, "'use_dora'"),
-        ({"base_model_name_or_path": "org/model"}, UserError, "for 'org/model', which is no folder"),
+        ({"base_model_name_or_path": "org/model"}, UserError, "for 'org/model', which is not a folder"),
         ({"lora_alpha": None}, UserError, "'lora_alpha' must be a number, and it is missing"),
         ({"r": 0}, UserError, "'r' is 0"),
         ({"r": 3}, UserError, "not of rank 3"),

@@ -63,16 +63,16 @@ def collected() -> Iterator[Verdicts]:
 
 def judged(name: str, value: bool | float | None) -> None:
     """A judge gave a value; None is none."""
-    made = _collected.get()
-    if made is not None and value is not None:
-        made.values.setdefault(name, set()).add(float(value))
-        made.counts[name] = made.counts.get(name, 0) + 1
+    verdicts = _collected.get()
+    if verdicts is not None and value is not None:
+        verdicts.values.setdefault(name, set()).add(float(value))
+        verdicts.counts[name] = verdicts.counts.get(name, 0) + 1
 
 
 def ended(purpose: str, stops: Iterable[str]) -> None:
     """Replies were sampled, and ended so (:class:`ramify.model.protocol.Completion`)."""
-    made = _collected.get()
-    if made is not None and purpose in ACTS:
+    verdicts = _collected.get()
+    if verdicts is not None and purpose in ACTS:
         each = list(stops)
-        made.replies += len(each)
-        made.cut += each.count("length")
+        verdicts.replies += len(each)
+        verdicts.cut += each.count("length")

@@ -211,14 +211,14 @@ def _planned(
         with begin(out, source.config, source.forks.source(), {}, True) as run:
             stems = source.stems(run, {one.trace.id: one for one in read_run(run)[2]})
     took = time.monotonic() - begun
-    found = wait_for(cost_estimate(stems, source.forks, source.config))
+    costs = wait_for(cost_estimate(stems, source.forks, source.config))
     sampled = source.forks.sampler.spent().sampled
     if not sampled:
-        return found
+        return costs
     # a fork lies half a reply before its end on average
-    tokens = found["forks at the first look"] * found["tokens"] / max(1, 2 * found["traces"])
+    tokens = costs["forks at the first look"] * costs["tokens"] / max(1, 2 * costs["traces"])
     return {
-        **found,
+        **costs,
         "seconds of the first look, about": round(tokens * took / sampled),
         "seconds from": f"{plural(sampled, 'token')} sampled for this estimate",
     }

@@ -155,7 +155,7 @@ def turns(
         if interrupt is None:
             raise
         whole = min(map(len, runs.values()))
-        runs = {name: own[:whole] for name, own in runs.items()}
+        runs = {name: turns_of[:whole] for name, turns_of in runs.items()}
         interrupt.came = f"{plural(whole, 'turn')} of {rounds} with {plural(load, 'request')} at once"
     return runs
 

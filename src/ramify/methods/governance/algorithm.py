@@ -337,7 +337,9 @@ def incapable(rows: Sequence[BenchRow]) -> dict[str, int]:
         if row.request == "allowed" and row.counts:
             allowed.setdefault(row.agent, []).append(row)
     acted = {row.agent for row in counted(rows) if row.violation}
-    return {agent: len(own) for agent, own in allowed.items() if agent not in acted and not any(row.completed for row in own)}
+    return {
+        agent: len(asked) for agent, asked in allowed.items() if agent not in acted and not any(row.completed for row in asked)
+    }
 
 
 @dataclass(frozen=True)
