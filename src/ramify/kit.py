@@ -330,15 +330,14 @@ class Verb:
         name, _, inside = self.keeps.partition("/")
         code, runs = EXIT_DONE, given.get(name)
         for answer in (result,) if isinstance(result, Result) else result or ():
-            ends = answer.exit_code  # caveats may decide it, and what a judge did is the judge's
-            if same := [text for text in verdicts.caveats() if text not in answer.caveats]:
-                answer = replace(answer, caveats=(*answer.caveats, *same))
-            show(answer, as_json)
+            # what a judge did, and what was cut, is of this call alone: it is shown, not kept, and decides no exit code
+            same = [text for text in verdicts.caveats() if text not in answer.caveats]
+            show(replace(answer, caveats=(*answer.caveats, *same)) if same else answer, as_json)
             for run in runs if isinstance(runs, list) else [runs] if runs is not None else []:
                 lost = keep(Path(run, inside), self.maker, answer) if answer.KEPT else ""
                 if lost and lost not in answer.caveats:  # what else could not be kept said so
                     say(f"warning: {lost}")
-            code = max(code, ends)
+            code = max(code, answer.exit_code)
         return code
 
     def _records(self) -> dict[str, Any]:

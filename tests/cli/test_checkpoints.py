@@ -22,7 +22,10 @@ REPLIES = 10
 
 
 def improve(verb: Any, folder: Path, run: Path, *more: object) -> Any:
-    return verb("improve", "--model", f"hf:{folder}", "--env", "factory:zoo:Parity", *SMALL, "--out", run, "--json", *more)
+    last = ("--keep.checkpoint", "last", "--keep.perplexity", "off")  # too small to gain: what was trained is wanted all the same
+    what = () if "--lora" in more or (folder / "adapter_config.json").exists() else ("--all-weights",)
+    given = ("--env", "factory:zoo:Parity", *SMALL, *last, *what)
+    return verb("improve", "--model", f"hf:{folder}", *given, "--out", run, "--json", *more)
 
 
 def end_of(result: dict[str, Any]) -> list[Any]:

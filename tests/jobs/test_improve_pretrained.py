@@ -19,7 +19,7 @@ from ramify.jobs import keep, room
 from ramify.jobs.improve import ImproveConfig, improve, plan, resume
 from ramify.jobs.keep_texts import TEXTS
 from ramify.jobs.results import EvaluationEntry, Fidelity, Improved, UpdateReport, Validation
-from ramify.jobs.settings import pretrained_rate
+from ramify.jobs.settings import KeepConfig, pretrained_rate
 from ramify.rollout.stored import AGENT
 from ramify.trace.db import Run
 from ramify.train import fidelity
@@ -170,9 +170,8 @@ def test_training_ends_at_the_last_checkpoint_within_the_bound(pretrained: str, 
     assert reports[-1].checkpoint == reports[-2].checkpoint
 
 
-def test_without_a_bound_the_harm_is_a_caveat(pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep, "best", lambda validations: validations[-1])  # the last, as before there was validation
-    harmful = {**BROKEN, "keep": {"perplexity": "inf", "episodes": 4}, "updates": 1, "tokens": 500}
+def test_without_a_bound_the_harm_is_a_caveat(pretrained: str, tmp_path: Path) -> None:
+    harmful = {**BROKEN, "keep": {"perplexity": "inf", "episodes": 4, "checkpoint": "last"}, "updates": 1, "tokens": 500}
     result = improve(settings(pretrained, **harmful), tmp_path / "run")
     assert any("training harmed what the model knew" in report for report in result.caveats)
     assert "much lost" in str(result).splitlines()[0]
@@ -245,7 +244,9 @@ def test_checkpoints_are_validated_at_quarters() -> None:
     assert [keep.milestones(n) for n in (1, 3, 10)] == [(0, 1), (0, 1, 2, 3), (0, 3, 5, 8, 10)]
     same = Fidelity(10.0, 0.0)
     rates = [(0, 0.2), (3, 0.5), (5, 0.5), (8, 0.4)]
-    assert keep.best([Validation("a", n, rate, 8, 1, 0.0, same, "") for n, rate in rates]).updates == 3
+    entries = [Validation("a", n, rate, 8, 1, 0.0, same, "") for n, rate in rates]
+    assert keep.chosen(entries, KeepConfig()).updates == 3
+    assert keep.chosen(entries, KeepConfig(checkpoint="last")).updates == 8
 
 
 def test_the_rate_falls_with_size() -> None:

@@ -22,9 +22,9 @@ def did(messages): return "wrong" in messages[-1].text
 def good(text, data): return len(text) / 1000
 """
 SMALL = ["--model", "builtin", "--json"]
-SCAN = ["--n", "4", "--first", "2", "--confirm", "2", "--max-tokens", "6"]
+SCAN = ["--anyway", "--n", "4", "--first", "2", "--confirm", "2", "--max-tokens", "6"]
 VERBS: dict[str, list[list[str]]] = {
-    "cliffs": [["cliffs", "scan", "--anyway", *SMALL, *SCAN, "--problems", "p.jsonl", "--verifier", "own.py:right", "--out", "scan"]],
+    "cliffs": [["cliffs", "scan", *SMALL, *SCAN, "--problems", "p.jsonl", "--verifier", "own.py:right", "--out", "scan"]],
     "early-decision": [
         [
             "early-decision",

@@ -640,8 +640,8 @@ class Job:
             fidelity=fidelity or self.general.start,
             checkpoint="",
         )
-        superseded = keep.best(earlier).checkpoint if earlier else ""
-        better = keep.best([*earlier, validation]) is validation
+        superseded = keep.chosen(earlier, self.config.keep).checkpoint if earlier else ""
+        better = keep.chosen([*earlier, validation], self.config.keep) is validation
         if better:
             validation = replace(validation, checkpoint=run.put_blob(weights_packed(trainer)))
         with run.transaction():
@@ -655,7 +655,8 @@ class Job:
             return
         reports = _updates(run, name)
         self._validated(run, name, trainer, sum(not entry.taken_back for entry in reports), progress)
-        trainer.restore(*checkpoint.unpack(run.get_blob(keep.best(self._validations(run, name)).checkpoint)))
+        chosen = keep.chosen(self._validations(run, name), self.config.keep)
+        trainer.restore(*checkpoint.unpack(run.get_blob(chosen.checkpoint)))
         self.model.refresh()
 
     def _cut_short(self, after: EvaluationEntry) -> tuple[str, ...]:
@@ -672,7 +673,7 @@ class Job:
             return None
         c = self.config
         reports, validations = _updates(run, c.arm), self._validations(run, c.arm)
-        chosen = keep.best(validations)
+        chosen = keep.chosen(validations, c.keep)
         back = next((entry for entry in reports if entry.taken_back), None)
         return WhatWasLost(
             before=self.general.start,

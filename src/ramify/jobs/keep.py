@@ -48,6 +48,8 @@ def milestones(updates: int) -> tuple[int, ...]:
     return tuple(sorted({math.ceil(updates * part / POINTS) for part in range(POINTS + 1)}))
 
 
-def best(validations: Sequence[Validation]) -> Validation:
-    """The one with the most success, of equals the earliest."""
+def chosen(validations: Sequence[Validation], config: KeepConfig) -> Validation:
+    """The checkpoint that is kept: the one with the most success, of equals the earliest; or simply the last."""
+    if config.checkpoint == "last":
+        return max(validations, key=lambda entry: entry.updates)
     return max(validations, key=lambda entry: (entry.success, -entry.updates))

@@ -94,6 +94,8 @@ class KeepConfig(Config):
     """File of texts to measure it on, one a line; default: sixteen of ramify's own."""
     episodes: int = Field(default=0, ge=0)
     """Episodes that validate each of up to five checkpoints; 0: a quarter of eval_episodes, at least 24 of them"""
+    checkpoint: Literal["best", "last"] = "best"
+    """Which checkpoint is kept: the best at validation (of equals the earliest, which may be the start), or the last."""
 
     @field_validator("perplexity", mode="before")
     @classmethod

@@ -125,7 +125,7 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     assert told(capsys)["cost_estimate"] == {"prompts": 12, "cells": 6, "replies": 4 * 7 + 8 * 11, "tokens to sample": 3 * 116}
     assert not (tmp_path / "none").exists()
     assert run("crosscoder", *steer, *options)[0] == 0
-    assert told(capsys) == result | {"spent": {}}
+    assert told(capsys) == result | {"spent": {}, "caveats": []}  # nothing was judged in this call
     assert scores(study) == lines  # nothing ran again
     with Run.open(study) as kept:
         (found,) = kept.findings()
