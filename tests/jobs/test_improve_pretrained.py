@@ -170,6 +170,7 @@ def test_training_ends_at_the_last_checkpoint_within_the_bound(pretrained: str, 
     assert reports[-1].checkpoint == reports[-2].checkpoint
 
 
+@pytest.mark.slow
 def test_without_a_bound_the_harm_is_a_caveat(pretrained: str, tmp_path: Path) -> None:
     harmful = {**BROKEN, "keep": {"perplexity": "inf", "episodes": 4, "checkpoint": "last"}, "updates": 1, "tokens": 500}
     result = improve(settings(pretrained, **harmful), tmp_path / "run")
@@ -188,8 +189,14 @@ def test_a_rate_of_nothing_changes_nothing_and_loses_nothing(pretrained: str, tm
     assert not result.caveats
 
 
-@pytest.mark.parametrize("kind", ["eval", "update", "validation", "result"])
-@pytest.mark.parametrize("which", ["whole", "broken"])
+@pytest.mark.parametrize(
+    ("kind", "which"),
+    [
+        pytest.param(kind, which, marks=() if (kind, which) == ("validation", "whole") else pytest.mark.slow)
+        for kind in ("eval", "update", "validation", "result")
+        for which in ("whole", "broken")
+    ],
+)
 def test_a_run_that_lost_what_followed_some_entry_ends_the_same(
     which: str, kind: str, pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -280,6 +287,7 @@ def test_a_dry_run_of_a_pretrained_model_leaves_nothing(pretrained: str, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_longest_reply_follows_a_trial_where_none_is_given(pretrained: str, tmp_path: Path) -> None:
     """This agent's commands fit into 24 tokens; a given length is left alone."""
     few: dict[str, Any] = {"updates": 1, "tokens": 400, "eval_episodes": 4, "keep": {"episodes": 2}}
