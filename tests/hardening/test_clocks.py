@@ -186,6 +186,7 @@ READS = {
     "_now": "how long until a server's date, where the server does not tell its own",
     "Pin.active": "whether a rule with dates holds today: its user's wish",
     "Answer.__init__": "`created` of an answer, which the protocol wants",
+    "_envelope": "`created_at` of an answer of the Responses protocol, which it wants",
     "_Handler._answer": "`created` of an answer to a person's own agent, which the protocol wants",
     "Api.__init__": "`created` of the model in the list, which the protocol wants",
     "Conversations._reply": "when a recorded request came, to be read",
