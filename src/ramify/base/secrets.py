@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 REDACTED = "[redacted]"
@@ -37,11 +39,27 @@ def redact(value: Any, key: str = "") -> Any:
 
 
 def hidden(text: str) -> str:
-    """``text`` without the values of secret environment variables."""
+    """``text`` without the values of secret environment variables, as they are and as JSON writes them (a key of several lines, a
+    quote in a password), also inside a text of JSON that is itself in JSON."""
     for name, secret in os.environ.items():
-        if len(secret) >= _MIN_SECRET and secret in text and _SECRET_VARIABLE.search(name.upper()):
-            text = text.replace(secret, REDACTED)
+        if len(secret) >= _MIN_SECRET and _holds_secret(name):
+            for written in _written(secret):
+                text = text.replace(written, REDACTED)
     return text
+
+
+@lru_cache(maxsize=1024)
+def _holds_secret(variable: str) -> bool:
+    return _SECRET_VARIABLE.search(variable.upper()) is not None
+
+
+@lru_cache(maxsize=64)
+def _written(secret: str) -> tuple[str, ...]:
+    """A secret in JSON in JSON, in JSON, and as it is, the longest first."""
+    forms = {text for text in (secret, secret.rstrip("\n")) if len(text) >= _MIN_SECRET}
+    for _ in range(2):
+        forms |= {json.dumps(text, ensure_ascii=ascii_only)[1:-1] for text in forms for ascii_only in (False, True)}
+    return tuple(sorted(forms, key=lambda text: (-len(text), text)))
 
 
 def without_keys(text: str, instead: str = "[key]") -> str:
