@@ -501,7 +501,8 @@ class AgentEpisode:
             self._events.put(_Ended(self._acted(prompt, url)))
         except BaseException as error:  # the person's own code may raise anything; the attempt says what
             if not self._over:
-                self._events.put(_Ended(error=f"the agent raised {type(error).__name__}: {error}"))
+                raised = f"the agent raised {type(error).__name__}: {error}"
+                self._events.put(_Ended(error=error.message if isinstance(error, InfrastructureError) else raised))
         finally:
             self.gate.leave()
 
