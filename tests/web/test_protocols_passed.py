@@ -356,11 +356,13 @@ def test_an_upstream_that_refuses_or_breaks_off_is_said_as_the_protocol_has_it(m
         ):
             assert "".join(stream.text_stream) == "never whole"
         if mode == "chat":
+            told: list[Any] = []
             with clients(url).ai.responses.stream(model=MODEL, input="hi") as events:
-                last = list(events)[-1]
-            assert last.type == "response.failed"
-            assert last.response.error is not None
-            assert "ended before its reply did" in last.response.error.message
+                with pytest.raises(openai.APIError, match="ended before its reply did"):
+                    told.extend(events)
+            assert told[-1].type == "response.failed"
+            assert told[-1].response.error is not None
+            assert "ended before its reply did" in told[-1].response.error.message
 
 
 # -- what is recorded
@@ -459,6 +461,7 @@ def test_a_clients_key_goes_to_the_upstream_alone_and_only_where_that_is_said(
         client = own.claude.messages if ask == "messages" else own.ai.responses
         with pytest.raises((anthropic.APIStatusError, openai.APIStatusError)) as refused:
             client.create(**body)
+        assert refused.value.status_code == (401 if passes else 502)  # whose key it is that was refused
         streamed = post(url, f"/{ask}", body | {"stream": True}, **{"x-api-key": KEY, "authorization": f"Bearer {KEY}"}).text
         heads = [
             json.dumps(headers)

@@ -589,6 +589,7 @@ class _Telling(Telling):
         code = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status < 500 else "server_error"
         why = {"code": code, "message": str(error.get("message"))}
         yield self._event("response.failed", response=self._envelope(None) | {"status": "failed", "error": why})
+        yield self._event("error", param=None, error=why, **why)  # which openai's client raises; response.failed it does not
 
 
 class _Hearing(Hearing):

@@ -213,24 +213,24 @@ _STATUS = {"rate": 429, "timeout": 504}
 """Kinds of failures of an upstream endpoint; any other is 502."""
 
 
-def refusal(error: RamifyError, served: Served | None = None) -> RefusedRequestError:
+def refusal(error: RamifyError, served: Served | None = None, clients_key: bool = False) -> RefusedRequestError:
     """The error response for a client; the model is called as in ``served``.
 
-    An upstream's refusal of a request is passed on to the client; that of the key is not.
+    An upstream's refusal of a request is passed on to the client; that of the key only with ``clients_key``: it is the client's.
     """
-    refused = _refusal(error)
+    refused = _refusal(error, clients_key)
     if served is not None:
         refused.message = served.named(refused.message)
     return refused
 
 
-def _refusal(error: RamifyError) -> RefusedRequestError:
+def _refusal(error: RamifyError, clients_key: bool) -> RefusedRequestError:
     if isinstance(error, RefusedRequestError):
         return error
     message = f"Upstream: {error.message.rstrip('.')}." if isinstance(error, InfrastructureError) else ""
     if isinstance(error, ProviderError):
         retry = {} if error.wait is None else {"retry-after": str(math.ceil(error.wait))}
-        own = 400 <= error.status < 500 and error.kind in ("request", "model", "rate")
+        own = 400 <= error.status < 500 and error.kind in ("request", "model", "rate", *(["auth"] if clients_key else []))
         if own or retry:
             return RefusedRequestError(error.status, message, code=error.kind, headers=retry)
     if isinstance(error, TooLongError):

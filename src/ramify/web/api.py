@@ -214,7 +214,8 @@ class Api:
         return response
 
     async def _failed(self, request: HttpRequest, error: Any) -> Response:
-        return error_answer(refusal(error, self.served), request.url.path)
+        clients_key = self.gateway is not None and self.gateway.pass_key
+        return error_answer(refusal(error, self.served, clients_key), request.url.path)
 
 
 def _only(path: str) -> _Endpoint:
