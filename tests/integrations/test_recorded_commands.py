@@ -275,11 +275,35 @@ def test_struck_it_leaves_nothing_and_continues(repo: Path, server: ChatServer, 
     assert left(repo) == []
 
 
+def test_a_folder_of_a_repository_is_where_command_and_check_run(
+    repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = repo / "part"
+    part.mkdir()
+    (repo / "area.py").rename(part / "area.py")
+    for words in (["add", "-A"], ["-c", "user.name=me", "-c", "user.email=me@x", "commit", "-qm", "a part"]):
+        subprocess.run(["git", "-C", str(repo), *words], check=True)
+    (part / "coder.py").write_text(CODER)
+    line = [("repo/part" if word == "repo" else word) for word in record(server)]
+    beside = [("coder.py" if "coder.py" in word else "other" if word == "run" else word) for word in line]
+    assert main(beside) == 1
+    assert "note: 'coder.py' is not in HEAD of repo/part" in " ".join(capsys.readouterr().err.split())
+    assert main(line) == 0
+    assert {body["messages"][0]["content"].rpartition(" ")[2] for body in server.asked} == {"/ramify/worktree/part"}
+    assert outcomes() == [False, True]
+    assert main(["fork", "run", reply_with("a + b"), "--n", "1"]) == 0
+    assert left(repo) == []
+
+
 def test_mistakes_are_one_sentence(repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
+    (repo / "new").mkdir()
     line = record(server, n=1)
     told = {
         "there is no command 'no-such-agent'": [*line[: line.index("--") + 1], "no-such-agent"],
         "CMD... is missing: the agent's command, after --": line[: line.index("--")],
+        "'./mine.sh' is not in HEAD of repo": [*line[: line.index("--") + 1], "./mine.sh"],
+        "there is no command /no/such": [*line[: line.index("--") + 1], "/no/such"],
+        "repo/new is not in the commit": [("repo/new" if word == "repo" else word) for word in line],
         "cannot be run in a fresh checkout": record(server, check="no-such-check -q"),
         "is not a git repository": [("." if word == "repo" else word) for word in line],
         "--model says who answers": [word for word in line if word not in ("--model", server.model)],

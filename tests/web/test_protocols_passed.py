@@ -357,9 +357,11 @@ def test_an_upstream_that_refuses_or_breaks_off_is_said_as_the_protocol_has_it(m
             assert "".join(stream.text_stream) == "never whole"
         if mode == "chat":
             told: list[Any] = []
-            with clients(url).ai.responses.stream(model=MODEL, input="hi") as events:
-                with pytest.raises(openai.APIError, match="ended before its reply did"):
-                    told.extend(events)
+            with (
+                pytest.raises(openai.APIError, match="ended before its reply did"),
+                clients(url).ai.responses.stream(model=MODEL, input="hi") as events,
+            ):
+                told.extend(events)
             assert told[-1].type == "response.failed"
             assert told[-1].response.error is not None
             assert "ended before its reply did" in told[-1].response.error.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -38,9 +39,9 @@ def record(
         str,
         option(metavar="LINE", help="A line of the shell that decides: exit code 0 is success; default: the command's."),
     ] = "",
-    repo: Annotated[Path, option(metavar="DIR", help="The git repository; each attempt works in a checkout of its HEAD.")] = Path(
-        "."
-    ),
+    repo: Annotated[
+        Path, option(metavar="DIR", help="The git repository, or a folder in it; attempts work in checkouts of HEAD.")
+    ] = Path("."),
     model: Annotated[
         str,
         option(metavar="MODEL", help="Answers every call, whatever model is named: chat:MODEL@URL, or as for `serve`."),
@@ -74,6 +75,7 @@ def record(
         tuple(command), str(repo.resolve()), base_commit(repo, "HEAD"), check, seconds, check_seconds, calls,
         read_effects(effect or []),
     )  # fmt: skip
+    _check_files(command, repo)
     settings, notes = _as_begun(given, run)
     config = settings_of(model=model, env=f"command:{settings.to_text()}", attempts=n, concurrency=concurrency, seed=seed)
     recording = Recording(config)
@@ -97,9 +99,27 @@ def _check_words(words: list[str], repo: Path) -> None:
             )
     if "/" not in words[0] and shutil.which(words[0]) is None:
         raise UserError(f"there is no command '{words[0]}' on the PATH")
-    done = subprocess.run(["git", "-C", str(repo), "status", "--porcelain", "-uno"], capture_output=True, text=True)
-    if done.stdout.strip():
+    if words[0].startswith("/") and shutil.which(words[0]) is None:
+        raise UserError(f"there is no command {words[0]}, or it may not be run")
+
+
+def _check_files(words: list[str], repo: Path) -> None:
+    """Say what attempts do not see of the files that are there. Raises UserError where that is the command."""
+    if _git_says(repo, "status", "--porcelain", "-uno"):
         say(f"note: {repo} has changes that are not committed; attempts begin with its HEAD, without them")
+    for at, word in enumerate(words):
+        path = "/" in word if at == 0 else os.path.isfile(repo / word)  # a long word is not a path, which os says without raising
+        if not path or os.path.isabs(word) or "{url}" in word or _git_says(repo, "ls-tree", "HEAD", "--", word):
+            continue
+        lacks = f"'{word}' is not in HEAD of {repo}, and attempts work in a checkout of it: commit it, or give its absolute path"
+        if at == 0:
+            raise UserError(lacks)
+        say(f"note: {lacks}")
+
+
+def _git_says(repo: Path, *words: str) -> bool:
+    done = subprocess.run(["git", "-C", str(repo), *words], capture_output=True, text=True)
+    return bool(done.stdout.strip())
 
 
 def _as_begun(given: CommandSettings, run: Path) -> tuple[CommandSettings, list[str]]:

@@ -484,7 +484,7 @@ class AgentEpisode:
             return float(ExactMatch().agrees(as_text(answer), task.data["answer"])) if "answer" in task.data else None
         try:
             return float(
-                grade(task, answer, self._tree.folder if self._tree else self.gate.calls)
+                grade(task, answer, self._tree.inside if self._tree else self.gate.calls)
                 if takes(grade, 3)
                 else grade(task, answer)
             )

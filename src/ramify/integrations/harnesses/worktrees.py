@@ -64,7 +64,8 @@ def base_commit(repo: Path | str, base: str) -> str:
 
 
 class Worktree:
-    """A fresh checkout of ``base``, and the command that runs in it."""
+    """A fresh checkout of ``base``, and the command that runs in it: in the folder that ``repo`` is of the repository. Raises
+    UserError where ``base`` has no such folder."""
 
     def __init__(self, repo: Path, base: str, place: str = PLACE) -> None:
         self.repo, self.place = repo, place
@@ -77,6 +78,10 @@ class Worktree:
             git(repo, "worktree", "add", "--quiet", "--detach", str(self.folder), base)
         self._last = base
         self._process: Popen | None = None
+        self.inside = self.folder / git(repo, "rev-parse", "--show-prefix")
+        if not self.inside.is_dir():
+            self.close()
+            raise UserError(f"the folder {repo} is not in the commit {base[:12]}: commit it, or name another --repo")
 
     def commit(self) -> str:
         """A commit of the files as they are; neither the branch nor the index that the command sees changes."""
@@ -113,7 +118,7 @@ class Worktree:
         """Run a command, or a line of the shell, in the folder, to its end or for ``seconds``; then whatever it started is ended,
         too. ``env``: variables besides this process's own; None takes one away. Raises InfrastructureError where it cannot be
         started, or the worktree is closed."""
-        own: dict[str, str | None] = {"PWD": str(self.folder), **dict.fromkeys(_ELSEWHERE), MARK: self._mark}
+        own: dict[str, str | None] = {"PWD": str(self.inside), **dict.fromkeys(_ELSEWHERE), MARK: self._mark}
         given = {name: value for name, value in {**os.environ, **env, **own}.items() if value is not None}
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:  # a pipe stays open as long as any child
             process = self._started(argv, given, out, errors)
@@ -131,7 +136,7 @@ class Worktree:
             words = ["sh", "-c", argv] if isinstance(argv, str) else list(argv)
             try:
                 process = subprocess.Popen(
-                    words, cwd=self.folder, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=errors
+                    words, cwd=self.inside, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=errors
                 )
             except (OSError, ValueError) as error:
                 raise InfrastructureError("env", f"the command {words[0]} cannot be started: {reason(error)}") from None
