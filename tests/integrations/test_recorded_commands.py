@@ -156,12 +156,20 @@ def test_why_needs_nothing_more(repo: Path, capsys: pytest.CaptureFixture[str]) 
         ("", "test ! -e area.py || kill -11 $$", (False, False)),  # a program that crashes is wrong
     ],
 )
-def test_who_decides(repo: Path, server: ChatServer, ends: str, check: str, expected: tuple[bool | None, ...]) -> None:
+def test_who_decides(
+    repo: Path,
+    server: ChatServer,
+    capsys: pytest.CaptureFixture[str],
+    ends: str,
+    check: str,
+    expected: tuple[bool | None, ...],
+) -> None:
     Path("coder.py").write_text(f"{CODER}\n{ends}\n")
     code = main(record(server, check=check))
     assert tuple(outcomes()) == expected
     assert code == (1 if expected == (None, None) else 0)
     assert all("was ended from outside" in why for why in failures())
+    assert ("2 x exit code 3: done" in capsys.readouterr().out) == bool(ends)
 
 
 def test_what_is_not_the_models_fault(repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,11 +177,15 @@ def test_what_is_not_the_models_fault(repo: Path, server: ChatServer, capsys: py
     assert main(record(server, n=1)) == 1
     assert failures() == ["env: the command ended with exit code 1 before it asked a model: no such option"]
     Path("coder.py").write_text(CODER)
-    server.model = "chat:m@http://127.0.0.1:9/v1"
+    model, server.model = server.model, "chat:m@http://127.0.0.1:9/v1"
     other = record(server, n=1)
     other[other.index("run")] = "other"
     assert main(other) in (1, 4)
     assert left(repo) == []
+    limited = [("few" if word == "run" else word) for word in record(server, "--calls", "1", n=1)]
+    server.model = limited[limited.index("--model") + 1] = model
+    assert main(limited) == 0
+    assert "1 x cut off after the most calls" in capsys.readouterr().out
     assert main(record(server, "--seconds", "1")) == 2
     assert "another seconds: 3600, now 1.0" in capsys.readouterr().err
 

@@ -50,8 +50,12 @@ def record(
         Path | None, option(metavar="RUN", help="Folder of the run to make or continue; default: the next free runs/record-N.")
     ] = None,
     concurrency: Annotated[int, option(help="Attempts that run at once.", min=1)] = 4,
-    seconds: Annotated[float, option(help="Most seconds of an attempt; then the command is ended and the check decides.")] = 3600,
-    check_seconds: Annotated[float, option(help="Most seconds of a check; one that takes longer decides nothing.")] = 600,
+    seconds: Annotated[
+        float, option(help="Most seconds of an attempt; then the command is ended and the check decides.", min=0.1)
+    ] = 3600,
+    check_seconds: Annotated[
+        float, option(help="Most seconds of a check; one that takes longer decides nothing.", min=0.1)
+    ] = 600,
     calls: Annotated[int, option(help="Most calls of the model in an attempt.", min=1)] = 1000,
     effect: Effects = None,
     seed: Seed = 0,
@@ -69,7 +73,10 @@ def record(
 
     assert run is not None
     if not model:
-        raise UserError("--model says who answers the agent's calls: chat:MODEL@URL, or another model that `ramify serve` takes")
+        raise UserError(
+            "--model says who answers the agent's calls: chat:MODEL@URL (as chat:gpt-5@https://api.openai.com/v1, "
+            "or anthropic:MODEL@https://api.anthropic.com/v1), or another model that `ramify serve` takes"
+        )
     _check_words(command, repo)
     given = CommandSettings(
         tuple(command), str(repo.resolve()), base_commit(repo, "HEAD"), check, seconds, check_seconds, calls,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ramify.render.result import Section
 from ramify.rollout.components import check_trust
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
+from ramify.trace.node import ROLLOUT, AttemptRecord
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Recorded(Collected):
 
     conversations: int = 1
     """Most conversations that one attempt had: the main one, and those of subagents, titles and summaries."""
+    ended: Mapping[str, int] = field(default_factory=dict)
+    """How commands ended that did not end with exit code 0, and how often each."""
 
     def sections(self) -> Iterable[Section]:
         """What attempts came to, and what to ask next."""
@@ -32,8 +36,10 @@ class Recorded(Collected):
             f"An attempt had up to {self.conversations} conversations (subagents, titles, summaries): each call of them is one "
             "of its steps, with the number of its conversation."
         )
+        reasons = "".join(f"\n  {count} x {how}" for how, count in self.ended.items())
+        ended = f"Commands that did not end with exit code 0:{reasons}" if reasons else ""
         lost = f"Which step lost it: `ramify why {self.run}`." if self.successes < self.n else ""
-        yield Section.of("", several if self.conversations > 1 else "", lost)
+        yield Section.of("", several if self.conversations > 1 else "", ended, lost)
 
 
 class _Calls(Progress):
@@ -71,9 +77,24 @@ class Recording(Collection):
         self.environment.at_once = self.config.concurrency  # type: ignore[attr-defined]
         played = super().collect(folder, shown)
         with Run.open(folder) as run:
+            ended = Counter(filter(None, (_ended(run, one) for one in run.attempts(purpose=ROLLOUT))))
             talks = [conversation_of(node.data) for info in run.trees() for node in run.tree(info.name).nodes.values()]
-        shared = {field.name: getattr(played, field.name) for field in fields(Collected)}
-        return Recorded(**shared, conversations=1 + max(talks, default=0))
+        shared = {part.name: getattr(played, part.name) for part in fields(Collected)}
+        return Recorded(**shared, conversations=1 + max(talks, default=0), ended=dict(ended.most_common(3)))
+
+
+def _ended(run: Run, attempt: AttemptRecord) -> str:
+    """How its command ended; "" where that was with exit code 0, or the attempt is not counted."""
+    told = run.node(attempt.leaf).data.get("command")
+    told = told if isinstance(told, Mapping) else {}
+    if attempt.failure or not (attempt.truncated or told.get("code") or told.get("late")):
+        return ""
+    if attempt.truncated:
+        return "cut off after the most calls that it may make (--calls)"
+    if told.get("late"):
+        return "ended because its time was over (--seconds)"
+    how = f"signal {-told['code']}" if told["code"] < 0 else f"exit code {told['code']}"
+    return f"{how}: {told['last']}" if told.get("last") else how
 
 
 def settings_of(**given: Any) -> RolloutConfig:

@@ -194,7 +194,12 @@ class CommandEpisode(AgentEpisode):
             why = f"the command ended with exit code {done.code} before it asked a model: {done.last}"
             return self._failed(why, "env")
         outcome = done.code == 0 and not done.late if check is None else passed(check, self._settings)
-        data = {"command": _told(done), **({} if check is None else {"check": _told(check)}), **self._files()}
+        last = str(self._tree.named(hidden(done.last), False)) if self._tree and done.code else ""
+        data = {
+            "command": _told(done) | ({"last": last} if last else {}),
+            **({} if check is None else {"check": _told(check)}),
+            **self._files(),
+        }
         data[CHAT] = json.dumps({"request": f"ended {outcome}"})
         said = [hidden(done.out.strip())[-MOST_SHOWN:], f"[the command: {_how(done)}]"]
         if check is not None:

@@ -132,6 +132,9 @@ class Why(Result):
             yield f"Go on from there: `{self.command}`"
         elif self.several and self.share is None:
             yield f"Several steps may have lost it together: `{asked} --share{options}`"
+        if self.counterfactual and self.verdict != "step" and self.steps:
+            ids = ", ".join(f"{t}: {step.node[:12]}" for t, step in list(enumerate(self.steps, 1))[-8:])
+            yield f"Go on from any step: `ramify fork {name} NODE --n 32{options}`, with the NODE of a step ({ids})"
         yield f"Look at it: `ramify show {name} --web`"
 
     def __repr__(self) -> str:
