@@ -211,6 +211,9 @@ def test_a_fork_that_goes_another_way_says_so(repo: Path, server: ChatServer, ca
 
 def test_no_key_reaches_the_command_or_the_run(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {"OPENAI_API_KEY": "key-of-openai-77", "RAMIFY_API_KEY": "key-of-ramify-77", "GITHUB_TOKEN": "token-of-github-77"}
+    field = '"model": "m", "metadata": {"api_key": "key-in-metadata-77"}'
+    assert (asks := CODER.replace('"model": "m"', field)) != CODER
+    Path("coder.py").write_text(asks)
     several = 'line-of-deploy-77 "quoted"\nback\\slash-of-deploy-77\n'  # in JSON it is written otherwise
     for name, value in (secrets | {"DEPLOY_KEY": several}).items():
         monkeypatch.setenv(name, value)
@@ -219,7 +222,9 @@ def test_no_key_reaches_the_command_or_the_run(repo: Path, monkeypatch: pytest.M
         assert "GITHUB_TOKEN=[redacted]" in results(server.bodies[-1])[0]
         shown = json.dumps(server.bodies)
     stored = b"".join(file.read_bytes() for file in Path("run").rglob("*") if file.is_file())
-    assert not [value for value in (*secrets.values(), "of-deploy-77") if value.encode() in stored or value in shown]
+    assert not [
+        value for value in (*secrets.values(), "of-deploy-77", "key-in-metadata-77") if value.encode() in stored or value in shown
+    ]
     held = record(server, n=1)
     assert main([*held, "--api-key", "sk-" + "a" * 24]) == 2
 

@@ -20,7 +20,7 @@ from typing import Any
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
-from ramify.base.secrets import hidden
+from ramify.base.secrets import hidden, redact
 from ramify.env.protocol import CHAT, Env, Observation
 from ramify.env.tools import EVERY, ask_person
 from ramify.integrations.harnesses.agents import AgentEnvironment, AgentEpisode
@@ -176,8 +176,10 @@ class CommandEpisode(AgentEpisode):
         return json_hash([[_same(json.loads(message)) for message in messages], _same(plain(kept))])
 
     def asks(self, body: Mapping[str, Any]) -> Any:
-        """As :class:`AgentEpisode`; values of secret environment variables are neither shown to the model nor stored."""
-        return super().asks(json.loads(hidden(json.dumps(body, ensure_ascii=False))))
+        """As :class:`AgentEpisode`; values of secret environment variables, and of fields named like secrets, are neither
+        shown to the model nor stored."""
+        shown = json.loads(hidden(json.dumps(body, ensure_ascii=False)))
+        return super().asks(shown | redact({name: value for name, value in shown.items() if name not in ("messages", "tools")}))
 
     def _acted(self, prompt: str, url: str) -> _Worked:
         tree, settings = self._tree, self._settings
