@@ -212,8 +212,8 @@ def test_a_fork_that_goes_another_way_says_so(repo: Path, server: ChatServer, ca
 def test_no_key_reaches_the_command_or_the_run(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {"OPENAI_API_KEY": "key-of-openai-77", "RAMIFY_API_KEY": "key-of-ramify-77", "GITHUB_TOKEN": "token-of-github-77"}
     field = '"model": "m", "metadata": {"api_key": "key-in-metadata-77"}'
-    assert (asks := CODER.replace('"model": "m"', field)) != CODER
-    Path("coder.py").write_text(asks)
+    assert CODER.count('"model": "m"') == 1
+    Path("coder.py").write_text(CODER.replace('"model": "m"', field))
     several = 'line-of-deploy-77 "quoted"\nback\\slash-of-deploy-77\n'  # in JSON it is written otherwise
     for name, value in (secrets | {"DEPLOY_KEY": several}).items():
         monkeypatch.setenv(name, value)
