@@ -74,6 +74,12 @@ def test_a_compaction_is_the_context_of_what_follows(tmp_path: Path) -> None:
         assert [(one.role, one.text) for one in run.shown(calls.id).messages] == kept
         assert [(one.role, one.text) for one in run.shown(last.id).messages] == [*kept, ("assistant", ""), ("tool", "made")]
         assert (done.context, done.text) == (None, "It is fixed.")
+        assert calls.context == last.context  # of any number of replies there is one
+    other = write(tmp_path / "o.jsonl", *claude(command="pwd"))
+    take([other, tmp_path / "s.jsonl"], tmp_path / "both")  # nodes move to other ids
+    with Run.open(tmp_path / "both") as run:
+        (last,) = (node for node in run.nodes(FIX) if node.text == "All done.")
+        assert [(one.role, one.text) for one in run.shown(last.id).messages] == [*kept, ("assistant", ""), ("tool", "made")]
     ended = write(tmp_path / "e.jsonl", *claude(), *more[:2])  # right after the compaction
     with read(ended, tmp_path / "ended") as run:
         assert run.node(run.attempts()[0].leaf).text == "It is fixed."

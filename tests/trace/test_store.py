@@ -21,8 +21,21 @@ from trace_cases import PROVENANCE, fill, same_array, same_node, trees
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.trace import db, schema
+from ramify.trace.context import context_of_parts, resolve, with_rest
 from ramify.trace.db import Run
-from ramify.trace.node import Annotation, Context, Finding, Node, Score, Span, TokenValues, make_node
+from ramify.trace.node import (
+    Annotation,
+    Context,
+    Finding,
+    Insert,
+    Node,
+    PathRest,
+    Score,
+    Span,
+    TokenValues,
+    context_from_json,
+    make_node,
+)
 
 
 @pytest.fixture
@@ -167,6 +180,28 @@ def test_context_spans_outside(run: Run) -> None:
     run.add(context, node)
     with pytest.raises(UserError, match="shows 1 to 9 of node"):
         run.shown(node.id)
+
+
+def test_a_context_shows_the_rest_of_the_path(run: Run) -> None:
+    nodes = grow(run, 1)
+    for number in (7, 8):
+        nodes.append(make_node("t", nodes[-1].id, 2, "user", "x", tokens=[1, number, 3]))
+        run.add(nodes[-1])
+    summary = Insert("so far", role="user")
+    context = Context((summary, PathRest(nodes[1].id)))
+    cut = make_node("t", nodes[3].id, 1, "assistant", "y", context=context.hash)
+    run.add(context, cut)
+    spelled = Context((summary, Span(nodes[2].id, 0, 2), Span(nodes[3].id, 0, 1)))
+    same = make_node("t", nodes[3].id, 1, "assistant", "y", context=spelled.hash)
+    run.add(spelled, same)
+    assert context_of_parts(resolve(context, run.node, cut)) == spelled
+    assert with_rest(spelled.parts, run.path(nodes[3].id).upto(1).segments) == context
+    assert context_from_json(context.to_json()) == context != spelled
+    assert with_rest((summary,), run.path(nodes[3].id).segments) == Context((summary,))
+    apart = make_node("t", nodes[0].id, 0, "assistant", "z", context=context.hash)
+    run.add(apart)
+    with pytest.raises(UserError, match=f"what follows node {nodes[1].id}, which is not on its path"):
+        run.shown(apart.id)
 
 
 def test_prefixes(run: Run) -> None:

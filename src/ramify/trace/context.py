@@ -3,14 +3,14 @@ Training rows are built from this."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.trace.message import Message
-from ramify.trace.node import Context, Insert, Node, Span
+from ramify.trace.node import Context, Insert, Node, PathRest, Span
 from ramify.trace.path import Part, Path, as_messages
 
 
@@ -27,31 +27,46 @@ def shown(
 ) -> Shown:
     """What the model saw when it sampled ``node``; the callables find nodes, paths and contexts by id, e.g. those of a Run.
 
-    Raises UserError when a span of the context is outside its node.
+    Raises UserError where the context shows what is not there.
     """
     parts: list[Part] = []
     if node.context is not None:
-        parts = resolve(context_of(node.context), node_of, node.id)
+        parts = resolve(context_of(node.context), node_of, node)
     elif node.parent is not None:
         parts = [(part, 0, kept) for part, kept in path_of(node.parent).upto(node.offset).segments]
     return Shown(tokens_of(parts), tuple(as_messages(parts)))
 
 
-def resolve(context: Context, node_of: Callable[[str], Node], of: str = "") -> list[Part]:
-    """The parts of a context. Raises UserError when a span is outside its node;
-    ``of`` names the node sampled from the context."""
+def resolve(context: Context, node_of: Callable[[str], Node], sampled: Node) -> list[Part]:
+    """The parts of the context that ``sampled`` was sampled from. Raises UserError when a span is outside its node, or a rest
+    follows a node that is not on the path."""
     parts: list[Part] = []
     for part in context.parts:
         if isinstance(part, Insert):
             parts.append(part)
             continue
+        if isinstance(part, PathRest):
+            parts += _following(part.node, node_of, sampled)
+            continue
         source = node_of(part.node)
         if not 0 <= part.start <= part.end <= len(source):
-            raise UserError(
-                f"the context of node {of} shows {part.start} to {part.end} of node {source.id}, which has length {len(source)}"
-            )
+            spot = f"{part.start} to {part.end} of node {source.id}, which has length {len(source)}"
+            raise UserError(f"the context of node {sampled.id} shows {spot}")
         parts.append((source, part.start, part.end))
     return parts
+
+
+def _following(name: str, node_of: Callable[[str], Node], sampled: Node) -> list[Part]:
+    """What follows the node ``name`` on the path to ``sampled``: walked upwards, so a long path before it costs nothing."""
+    parts: list[Part] = []
+    below = sampled
+    while below.parent is not None and below.parent != name:
+        parent = node_of(below.parent)
+        parts.append((parent, 0, below.offset))
+        below = parent
+    if below.parent is None:
+        raise UserError(f"the context of node {sampled.id} shows what follows node {name}, which is not on its path")
+    return parts[::-1]
 
 
 HISTORY = "history"
@@ -70,7 +85,7 @@ def seen(path: Path, node_of: Callable[[str], Node], context_of: Callable[[str],
         history = node.context and node.data.get(HISTORY, node.context)
         if history:
             start, name = i, history
-    parts = [] if name is None else resolve(context_of(name), node_of, path.segments[start][0].id)
+    parts = [] if name is None else resolve(context_of(name), node_of, path.segments[start][0])
     return [*parts, *((node, 0, kept) for node, kept in path.segments[start:] if kept)]
 
 
@@ -82,6 +97,20 @@ def changed(node: Node) -> bool:
 def context_of_parts(parts: Iterable[Part]) -> Context:
     """The context that shows ``parts``: the inverse of :func:`resolve`."""
     return Context(tuple(part if isinstance(part, Insert) else Span(part[0].id, part[1], part[2]) for part in parts))
+
+
+def with_rest(parts: Sequence[Span | Insert], before: Sequence[tuple[Node, int]]) -> Context:
+    """The context that shows ``parts`` to a node sampled after the path ``before``: as far as they end like the path does, its
+    last part is that rest. :func:`resolve` gives the same parts again."""
+    same = 0
+    while same < min(len(parts), len(before) - 1):
+        node, kept = before[-1 - same]
+        if parts[-1 - same] != Span(node.id, 0, kept):
+            break
+        same += 1
+    if same == 0:
+        return Context(tuple(parts))
+    return Context((*parts[: len(parts) - same], PathRest(before[-1 - same][0].id)))
 
 
 def tokens_of(parts: Iterable[Part]) -> np.ndarray | None:

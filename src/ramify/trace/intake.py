@@ -26,7 +26,18 @@ from ramify.trace.connect import holds_run, take_lock
 from ramify.trace.db import Run
 from ramify.trace.foreign import end_attempt
 from ramify.trace.formats import UnknownFormatError, pick_reader
-from ramify.trace.node import Annotation, AttemptRecord, Context, Finding, Node, Provenance, Score, Span, TokenValues, content_id
+from ramify.trace.node import (
+    Annotation,
+    AttemptRecord,
+    Context,
+    Finding,
+    Insert,
+    Node,
+    Provenance,
+    Score,
+    TokenValues,
+    content_id,
+)
 from ramify.trace.notes import noting, skipped, skipping
 from ramify.trace.outcomes import beside, has_reports, matching, reported
 
@@ -367,7 +378,7 @@ def _free(run: Run, name: str) -> str:
 
 
 def _context(context: Context, moved: Mapping[str, str]) -> Context:
-    return Context(tuple(replace(part, node=moved[part.node]) if isinstance(part, Span) else part for part in context.parts))
+    return Context(tuple(part if isinstance(part, Insert) else replace(part, node=moved[part.node]) for part in context.parts))
 
 
 def _moved(record: Any, moved: Mapping[str, str]) -> Any:

@@ -181,19 +181,22 @@ class Insert:
 
 
 @dataclass(frozen=True, slots=True)
+class PathRest:
+    """All that follows ``node`` on the path of the sampled node. So the replies after a compaction share a context,
+    and a run does not grow with the square of their number."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """The prompt of a sampled node where it is not the path's concatenation (compaction, truncation, views)."""
 
-    parts: tuple[Span | Insert, ...]
+    parts: tuple[Span | Insert | PathRest, ...]
 
     def to_json(self) -> list[Any]:
         """Canonical JSON form; :func:`context_from_json` reads it back."""
-        return [
-            {"node": p.node, "start": p.start, "end": p.end}
-            if isinstance(p, Span)
-            else {"text": p.text, "tokens": None if p.tokens is None else list(p.tokens), "role": p.role}
-            for p in self.parts
-        ]
+        return [_part_json(part) for part in self.parts]
 
     @property
     def hash(self) -> str:
@@ -203,14 +206,23 @@ class Context:
 
 def context_from_json(parts: list[Any]) -> Context:
     """Inverse of :meth:`Context.to_json`."""
-    return Context(
-        tuple(
-            Span(p["node"], p["start"], p["end"])
-            if "node" in p
-            else Insert(p["text"], None if p["tokens"] is None else tuple(p["tokens"]), p["role"])
-            for p in parts
-        )
-    )
+    return Context(tuple(map(_json_part, parts)))
+
+
+def _part_json(part: Span | Insert | PathRest) -> dict[str, Any]:
+    if isinstance(part, PathRest):
+        return {"after": part.node}
+    if isinstance(part, Span):
+        return {"node": part.node, "start": part.start, "end": part.end}
+    return {"text": part.text, "tokens": None if part.tokens is None else list(part.tokens), "role": part.role}
+
+
+def _json_part(p: Mapping[str, Any]) -> Span | Insert | PathRest:
+    if "after" in p:
+        return PathRest(p["after"])
+    if "node" in p:
+        return Span(p["node"], p["start"], p["end"])
+    return Insert(p["text"], None if p["tokens"] is None else tuple(p["tokens"]), p["role"])
 
 
 @dataclass(frozen=True)  # no slots: the hash is computed once, not for every node

@@ -76,7 +76,7 @@ def rows_from_path(
     groups: list[list[tuple[Part, bool]]] = [[]]
     for node, kept in path.segments:
         if node.context is not None:
-            parts = resolve(context_of(node.context), node_of, node.id)
+            parts = resolve(context_of(node.context), node_of, node)
             if context_of_parts(part for part, _ in groups[-1]) != context_of_parts(parts):
                 groups.append([(part, False) for part in parts])
         if kept:

@@ -25,10 +25,11 @@ from ramify.base.secrets import redact
 from ramify.model.chat import ChatTemplate, assistant_node_parts
 from ramify.model.protocol import Completion, Prefix
 from ramify.model.wire import clean
+from ramify.trace.context import with_rest
 from ramify.trace.db import Run
 from ramify.trace.foreign import end_attempt, open_attempt, root
 from ramify.trace.message import Message, plain, split_reply
-from ramify.trace.node import RECORDED, AttemptRecord, Context, Insert, Node, Provenance, Score, Span, make_node
+from ramify.trace.node import RECORDED, AttemptRecord, Insert, Node, Provenance, Score, Span, make_node
 from ramify.trace.parallel import results_in_order
 from ramify.trace.view import TokenMessage
 from ramify.web.exchange import Exchange
@@ -194,7 +195,8 @@ class Conversations:
 
     def _context(self, end: Node, messages: Sequence[_Keyed], shown: Sequence[TokenMessage]) -> str | None:
         """The hash of the context that was shown, where the path to ``end`` does not say the same."""
-        nodes = [node for node, _ in self.run.path(end.id).segments if len(node)]
+        path = self.run.path(end.id).segments
+        nodes = [node for node, _ in path if len(node)]
         keyed = self._all_keyed([rendered.message for rendered in shown])
         seen = [self._with_tokens(one, rendered) for one, rendered in zip(keyed, shown, strict=True)] if shown else messages
         spots: dict[str, list[int]] = {}
@@ -213,7 +215,7 @@ class Conversations:
                 at = found + 1
         if [part.node for part in parts if isinstance(part, Span)] == [node.id for node in nodes] and len(parts) == len(nodes):
             return None
-        context = Context(tuple(parts))
+        context = with_rest(parts, path)
         self.run.add(context)
         return context.hash
 

@@ -401,7 +401,7 @@ class _Sessions:
             told = [Insert(message.text, role="user") for message in messages]
             kept = dict.fromkeys([*(self._at(uuid) for uuid in group.preserved), *group.kept])
             spans = [Span(node, 0, 1) for at in kept if at is not None for node in self.groups[at].nodes]
-            before = (path.shown or ()) if group.kind == "summary" else ()
+            before = path.shown() if group.kind == "summary" else ()
             path.compact([*told, *before, *(span for span in spans if span not in before)])
             return
         about = {"result": redact(plain(group.about["result"]))} if "result" in group.about else {}

@@ -9,10 +9,11 @@ from typing import Any
 from ramify.base.ids import stable_hash
 from ramify.integrations.formats.exchanges import ToolExchange
 from ramify.trace.aliases import NOTHING, Judged
+from ramify.trace.context import resolve
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, end_attempt, root
 from ramify.trace.message import Message
-from ramify.trace.node import IMPORT, Annotation, AttemptRecord, Context, Insert, Node, Span
+from ramify.trace.node import IMPORT, Annotation, AttemptRecord, Context, Insert, Node, PathRest, Span, make_node
 from ramify.trace.notes import opened
 
 _NAME = 80
@@ -50,7 +51,7 @@ class SessionPath:
     tree: str
     completion: int
     node: Node
-    shown: tuple[Span | Insert, ...] | None = None
+    context: Context | None = None
     """What the model is shown now, where that is not the path."""
     waiting: dict[str, str] = field(default_factory=dict)
     """Id -> name of the calls without a result."""
@@ -68,7 +69,16 @@ class SessionPath:
 
     def compact(self, parts: Sequence[Span | Insert]) -> None:
         """From here on the model is shown ``parts``, and what follows."""
-        self.shown = tuple(parts)
+        self.context = Context((*parts, PathRest(self.node.id)))
+        self.run.add(self.context)
+
+    def shown(self) -> tuple[Span | Insert, ...]:
+        """What the model is shown now, part by part; nothing where that is the path."""
+        if self.context is None:
+            return ()
+        asked = make_node(self.tree, self.node.id, len(self.node), "assistant", "")
+        parts = resolve(self.context, self.run.node, asked)
+        return tuple(part if isinstance(part, Insert) else Span(part[0].id, *part[1:]) for part in parts)
 
     def hang(
         self, message: Message, replied: bool, last: bool = False, about: Mapping[str, Any] | None = None, **fields: Any
@@ -76,17 +86,13 @@ class SessionPath:
         """Add a message; see :meth:`ramify.trace.foreign.Thread.hang`."""
         if replied:
             self.provenance = fields.get("provenance", self.provenance)
-            if self.shown is not None:
-                context = Context(self.shown)
-                self.run.add(context)
-                fields["context"] = context.hash
+            if self.context is not None:
+                fields["context"] = self.context.hash
         self._count_calls(message)
         if last and self.waiting:
             opened(len(self.waiting))
             about = {**(about or {}), "unanswered": [{"id": key, "name": name} for key, name in self.waiting.items()]}
         self.node = Thread(self.run, self.tree, self.completion, self.node).hang(message, replied, last, about, **fields)
-        if self.shown is not None:
-            self.shown = (*self.shown, Span(self.node.id, 0, len(self.node)))
         return self.node
 
     def _count_calls(self, message: Message) -> None:

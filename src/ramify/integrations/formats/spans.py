@@ -30,6 +30,7 @@ from ramify.integrations.formats.exchanges import Keep
 from ramify.integrations.formats.spoken import messages_in, replies_in
 from ramify.trace.aliases import KNOWN, NOTHING, Fields, Judged
 from ramify.trace.chats import FINISHED, CallReply, provenance_of
+from ramify.trace.context import with_rest
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, end_attempt, import_records, open_attempt, root, taken
 from ramify.trace.message import Message, as_text, plain
@@ -187,7 +188,8 @@ class CallTrees:
 
     def _context(self, asked: Node, given: Sequence[Message]) -> Context | None:
         """What the model was shown, where the path to ``asked`` does not say the same."""
-        nodes = [node for node, _ in self.run.path(asked.id).segments if len(node)]
+        path = self.run.path(asked.id).segments
+        nodes = [node for node, _ in path if len(node)]
         parts: list[Span | Insert] = []
         spot = len(nodes)
         for message in reversed(given):  # from the end: what was trimmed or replaced lies at the beginning
@@ -200,7 +202,7 @@ class CallTrees:
                 spot = hit
         parts.reverse()
         whole = [part.node for part in parts if isinstance(part, Span)] == [node.id for node in nodes]
-        return None if whole and len(parts) == len(nodes) else Context(tuple(parts))
+        return None if whole and len(parts) == len(nodes) else with_rest(parts, path)
 
     def _retried(self, asked: Node) -> AttemptRecord | None:
         failed = self._failed.pop(asked.id, None)
