@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ramify.jobs.why.findings import MAKER as WHY
@@ -20,11 +21,12 @@ from ramify.jobs.why.records import Chance as Counted
 from ramify.render.escape import visible
 from ramify.render.svg import clip
 from ramify.stats.intervals import wilson
-from ramify.trace.context import changed
+from ramify.trace.context import changed, resolve
 from ramify.trace.db import Run
 from ramify.trace.message import Message
-from ramify.trace.node import Finding
+from ramify.trace.node import Finding, Insert, Node
 from ramify.trace.outcome import by_leaf, is_reward
+from ramify.trace.path import by_message, message_of
 from ramify.trace.view import HowEnded
 from ramify.web.outline import Choice, Outline, SuccessAfter, counted
 from ramify.web.steps import ShownStep, TaskTree
@@ -186,7 +188,7 @@ class PageData:
 
 def drawn(run: Run, tree: TaskTree, found: Outline, explained: Mapping[str, Mapping[str, str]]) -> DrawnTree:
     """A tree with its choices and what was found in it; ``explained`` says by credit rule what its numbers mean."""
-    messages, findings = _Messages(), run.findings(tree=tree.info.name)
+    messages, findings = _Messages(run, tree), run.findings(tree=tree.info.name)
     lost = next((one for one in findings if one.maker == WHY and one.name != NOTHING and found.of.get(one.node or "", 0)), None)
     at_lost = -1 if lost is None else found.of[str(lost.node)]
     why = None if lost is None else read(lost)
@@ -215,7 +217,7 @@ def drawn(run: Run, tree: TaskTree, found: Outline, explained: Mapping[str, Mapp
         if was is not None and p is not None:
             numbers |= {"was": was, "change": round(p[0] - was[0], 4), "sure": sure}
         if choice.steps:
-            numbers |= _of_steps(run, choice, found, messages, explained)
+            numbers |= _of_steps(choice, found, messages, explained)
         numbers |= {"scores": scores.get(at, ()), "inside": inside.get(at), "rivals": place.get(at, -1)}
         choices.append(DrawnChoice(choice.parent, len(choice.steps), **numbers))
     scale = max((abs(one.credit) for one in choices if one.credit is not None), default=0.0)
@@ -281,9 +283,7 @@ def _pooled(chances: Sequence[Chance | None], group: Sequence[int]) -> Chance | 
     return _chance(SuccessAfter(sum(one[0] * one[3] for one in known) / weight, weight))
 
 
-def _of_steps(
-    run: Run, choice: Choice, found: Outline, messages: _Messages, explained: Mapping[str, Mapping[str, str]]
-) -> dict[str, Any]:
+def _of_steps(choice: Choice, found: Outline, messages: _Messages, explained: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """What a choice's samples say: the first one's texts, and means and counts over all."""
     first, text = choice.steps[0], _text(choice.text)
     fork_of, label = None, text
@@ -312,7 +312,7 @@ def _of_steps(
         "why": () if noted is None else _visible(numbers(noted.why, explained.get(noted.rule, {}))),
         "grades": tuple((_text(maker), _visible(lines)) for maker, lines in graded[:5]),
         "fork_of": fork_of,
-        "shown": tuple(messages.add(message) for message in run.shown(first.id).messages) if changed(first.node) else None,
+        "shown": messages.shown(first.node) if changed(first.node) else None,
     }
 
 
@@ -333,9 +333,13 @@ def _visible(lines: Iterable[tuple[str, str, str]]) -> Numbers:
 class _Messages:
     """Texts that a page shows often, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run, tree: TaskTree) -> None:
         self.rows: list[tuple[str, str]] = []
         self._at: dict[tuple[str, str], int] = {}
+        self._of_parts: dict[tuple[tuple[str, int, int] | Insert, ...], int] = {}
+        nodes = tree.tree.nodes
+        self._node_of = lambda name: nodes.get(name) or run.node(name)
+        self._context_of = cache(run.context)
 
     def add(self, message: Message) -> int:
         key = (message.role, message.spoken())
@@ -343,6 +347,16 @@ class _Messages:
             self._at[key] = len(self.rows)
             self.rows.append((message.role, _text(key[1])))
         return self._at[key]
+
+    def shown(self, node: Node) -> tuple[int, ...]:
+        """What the model was shown when it sampled ``node``, which names a context: replies share most of theirs."""
+        found = []
+        for group in by_message(resolve(self._context_of(str(node.context)), self._node_of, node)):
+            key = tuple(part if isinstance(part, Insert) else (part[0].id, *part[1:]) for part in group)
+            if key not in self._of_parts:
+                self._of_parts[key] = self.add(message_of(group))
+            found.append(self._of_parts[key])
+        return tuple(found)
 
 
 def _scores(run: Run, tree: TaskTree, found: Outline) -> dict[int, tuple[tuple[str, str, str], ...]]:
