@@ -188,10 +188,12 @@ def test_harbors_result_has_task_and_outcome(tmp_path: Path) -> None:
         "fell": {"exception_info": {"exception_type": "DaemonError", "exception_message": "no docker"}},
     }
     for name, ending in endings.items():
-        (jobs / name / "agent").mkdir(parents=True)
+        (jobs / name / "agent" / "sessions" / "p").mkdir(parents=True)
         write(jobs / name / "agent" / "trajectory.json", trajectory(f"It is {name}."))
+        write(jobs / name / "agent" / "sessions" / "p" / "s1.jsonl", *claude())  # the same attempt, as the agent logged it
         (jobs / name / "result.json").write_text(json.dumps({"task_name": "oslo", "trial_name": name, **ending}))
-    take([jobs], tmp_path / "run")
+    taken = take([jobs], tmp_path / "run")
+    assert sorted(taken.told) == [f"{name}/agent/sessions/p/s1.jsonl" for name in sorted(endings)]
     with Run.open(tmp_path / "run") as run:
         assert [info.name for info in run.trees()] == ["oslo"]
         found = {run.node(one.leaf).text: (one.reward, one.success, one.truncated, one.failure) for one in run.attempts()}

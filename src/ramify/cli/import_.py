@@ -88,6 +88,8 @@ class ImportedRun(Result):
     ignored: Mapping[str, IgnoredPart]
     already: tuple[str, ...]
     """Files that the run held."""
+    told_already: tuple[str, ...]
+    """An agent's own logs of attempts that were read from the trajectory beside them."""
     unknown: tuple[str, ...]
     """Files of no format that is known."""
     judged: int
@@ -114,6 +116,7 @@ class ImportedRun(Result):
             nobody = f"; of no attempt: {_some(self.unmatched)}" if self.unmatched else ""
             lines.append(f"{plural(self.judged, 'attempt')} judged by {self.outcomes or 'the reward beside the file'}{nobody}")
         lines += [f"held already, so nothing of it was added: {_some(self.already)}"] if self.already else []
+        lines += [f"told by the trajectory.json beside it, and left out: {_some(self.told_already)}"] if self.told_already else []
         lines += [f"of no format known here, and left out: {_some(self.unknown)}"] if self.unknown else []
         for name, ignored in self.ignored.items():
             lines.append(f"'{name}' of {ignored.count} {ignored.what} does not describe an attempt: ignored")
@@ -138,6 +141,7 @@ def _imported(folder: Path, taken: Taken, notes: Notes, files: tuple[str, ...], 
             failed=len(failed.reasons),
             ignored=taken.ignored,
             already=tuple(taken.again),
+            told_already=tuple(taken.told),
             unknown=tuple(taken.unknown),
             judged=taken.given,
             unmatched=tuple(taken.unmatched),

@@ -53,6 +53,7 @@ _BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_TOLD = "trajectory.json"
 _AUTO = re.compile(r"chat-\d{6}")
 
 
@@ -72,6 +73,8 @@ class Taken:
     forms: list[str] = field(default_factory=list)
     """The format of each file that was read."""
     records: int = 0
+    told: list[str] = field(default_factory=list)
+    """Files that tell again what a trial's trajectory tells."""
     again: list[str] = field(default_factory=list)
     """Files that the run holds already."""
     unknown: list[str] = field(default_factory=list)
@@ -164,6 +167,16 @@ def _is_trace(file: Path, folder: Path) -> bool:
     return not hidden and file.suffix.lower() in SUFFIXES and file.name != "run.sqlite" and file.is_file()
 
 
+def _is_told(file: Path, root: Path) -> bool:
+    """Whether a file of a folder is an agent's own log of an attempt that a Harbor trial's ``agent/trajectory.json`` tells."""
+    for folder in file.parents:
+        if folder.name == "agent" and (folder / _TOLD).is_file() and file != root:
+            return not (file.parent == folder and file.name.startswith("trajectory"))
+        if folder == root:
+            break
+    return False
+
+
 def take(
     paths: Sequence[Path],
     folder: Path,
@@ -188,7 +201,13 @@ def take(
     if not old and not paths:
         raise UserError(f"{folder} is not a run, and no file to make one of is given")
     left_out = [outcomes_file] if outcomes_file is not None else []
-    files = [(file, path) for path in paths for file in found_in(path, form, left_out)]
+    files: list[tuple[Path, Path]] = []
+    for path in paths:
+        for file in found_in(path, form, left_out):
+            if form is None and _is_told(file, path):
+                taken.told.append(_named(file, path))
+            else:
+                files.append((file, path))
     try:
         place = folder.resolve()
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
