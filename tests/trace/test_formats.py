@@ -14,7 +14,10 @@ from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.trace import convert, dot, formats
 from ramify.trace.db import Run
+from ramify.trace.formats import readers
+from ramify.trace.intake import take
 from ramify.trace.node import Node, Provenance, make_node
+from ramify.trace.notes import BadRecordError, noting
 
 EVIL = '</script><script>alert(1)</script>\x1b]0;title\x07\u202e " \\ \n'
 USER = {"role": "user", "content": "q"}
@@ -171,8 +174,8 @@ def test_a_file_that_is_one_json_document(tmp_path: Path) -> None:
         ("[]", "holds no record"),
         ('[{"messages": []},\n 3]', ":1: 'messages' is empty"),
         ('[{"messages": [{"role": "user"}]},\n 3]', ":2: item 2 of the list is not an object"),
-        ('{"messages":\n [', ":1: not JSON"),
-        ("{\n" + '"a": ' * 3, ":1: not JSON"),
+        ('{"messages":\n [', "it ends in the middle, in line 2: the file is cut off"),
+        ("{\n" + '"a": ' * 3, "line 2 is not JSON "),
         ("[\n" * 100_000, ":1: "),
     ):
         (tmp_path / "bad.json").write_text(content)
@@ -282,3 +285,36 @@ def test_what_cannot_be_written_leaves_nothing(run: Run, tmp_path: Path) -> None
     with pytest.raises(UserError, match="has no 'nodez' to export"):
         convert.write_parquet(run, tmp_path / "x", "nodez")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_with_an_empty_file_and_documents_that_were_cut_off(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": "3"}], "reward": 1.0}
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "a.json").write_text(json.dumps(chat, indent=1))
+    (logs / "empty.jsonl").write_text("")  # a session that crashed at once
+    assert take([logs], tmp_path / "run").unknown == ["empty.jsonl"]
+    cut = logs / "cut.json"
+    for text, fault in (
+        (json.dumps(chat, indent=1)[:60], "it ends in the middle, in line 5: the file is cut off"),
+        (json.dumps(chat, indent=1).replace('"3"', "three"), "line 9 is not JSON (Expecting value)"),
+    ):
+        cut.write_text(text)
+        sentence = re.escape(f"cut.json is one JSON document over several lines, and {fault}") + "$"
+        with pytest.raises(UserError, match=sentence):
+            take([cut], tmp_path / "alone")
+        with pytest.raises(BadRecordError, match=sentence):  # one file of several: it can be left out
+            take([logs], tmp_path / "all")
+    with noting(skip_bad=True) as notes:
+        take([logs], tmp_path / "rest")
+    assert len(notes.bad) == 1
+    cut.write_text('{"messages"\n' + json.dumps(chat))  # lines, the first of which is broken
+    with pytest.raises(BadRecordError, match=r"cut\.json:1: not JSON"):
+        take([cut], tmp_path / "lines")
+
+
+def test_a_file_read_under_another_formats_name_says_what_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text(readers()["codex"].example)
+    with pytest.raises(UserError, match=r"; by its content it is codex: leave out --from$"):
+        take([file], tmp_path / "run", "claude-code")

@@ -25,7 +25,7 @@ from ramify.trace.aliases import IMPORTED, Fields, Judged
 from ramify.trace.connect import holds_run, take_lock
 from ramify.trace.db import Run
 from ramify.trace.foreign import end_attempt
-from ramify.trace.formats import UnknownFormatError, pick_reader
+from ramify.trace.formats import UnknownFormatError, formats, pick_reader
 from ramify.trace.node import (
     Annotation,
     AttemptRecord,
@@ -38,7 +38,7 @@ from ramify.trace.node import (
     TokenValues,
     content_id,
 )
-from ramify.trace.notes import noting, skipped, skipping
+from ramify.trace.notes import BadRecordError, noting, skipped, skipping
 from ramify.trace.outcomes import beside, has_reports, matching, reported
 
 KIND = "imported"
@@ -270,7 +270,7 @@ def _read_several(
                         continue
                     except UserError as error:
                         if not skipped(error):
-                            raise
+                            raise error if file == root else BadRecordError(str(error)) from error
                         continue
                 with Run.open(scratch / str(number)) as source:
                     if run is not None and taken.forms[-1] == "run" and _held(source, run):
@@ -296,7 +296,14 @@ def _read_several(
 def _make(file: Path, folder: Path, form: str | None, fields: Fields | None, taken: Taken) -> None:
     with noting(skipping()):  # what is wrong with the first lines is counted as they are read
         reader = pick_reader(file, form)
-    taken.records += reader.make(file, folder, fields)
+    try:
+        taken.records += reader.make(file, folder, fields)
+    except UserError as error:
+        with noting(skip_bad=True):
+            fitting = formats(file) if form is not None else []
+        if fitting and form not in fitting:
+            raise UserError(f"{error}; by its content it is {' or '.join(fitting)}: leave out --from") from error
+        raise
     taken.forms.append(reader.name)
 
 

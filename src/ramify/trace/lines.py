@@ -47,6 +47,8 @@ def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str,
                         continue
                     record = _parse(line, f"{path}:{number}")
                 except UserError as error:
+                    if number == 1 and (fault := _fault_of_document(path)):
+                        raise UserError(f"{path} is one JSON document over several lines, and {fault}") from error
                     if not skipped(error):
                         raise BadRecordError(str(error)) from error
                     continue
@@ -357,6 +359,43 @@ def read_document(path: Path) -> Any:
     except (OSError, ValueError, RecursionError):
         return None
     return value if whole or isinstance(value, list) else None
+
+
+def _fault_of_document(path: Path) -> str:
+    """What is wrong with a file that begins as one JSON document over several lines; "" where its lines stand for themselves."""
+    if is_large(path):
+        return ""
+    with path.open("rb") as file:
+        first, second = file.readline(), file.readline()
+        whole = first + second + file.read()
+    try:
+        if second and _goes_on(first) and not _is_json(second):
+            _loads(whole, str(path))
+    except json.JSONDecodeError as error:
+        text = error.doc
+        if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
+            return f"it ends in the middle, in line {text.rstrip().count(chr(10)) + 1}: the file is cut off"
+        return f"line {error.lineno} is not JSON ({error.msg})"
+    except (UserError, UnicodeDecodeError, RecursionError):
+        pass
+    return ""
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        _loads(line, "")
+    except ValueError:
+        return False
+    return True
+
+
+def _goes_on(line: bytes) -> bool:
+    """Whether a line is the beginning of an object that ends on another."""
+    try:
+        _loads(line, "")
+    except json.JSONDecodeError as error:
+        return error.doc.lstrip().startswith("{") and error.pos >= len(error.doc.rstrip())
+    return False
 
 
 def read_json(path: Path, kind: type) -> Any:
