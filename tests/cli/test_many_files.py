@@ -133,8 +133,11 @@ def test_outcomes_of_tasks_and_files(verb: Any, here: Path, name: str, content: 
 def test_what_outcomes_do_not_fit_is_said(verb: Any, here: Path) -> None:
     write("log.jsonl", chat("q"), chat("q"), {**chat("r"), "task": "other"})
     verb("import", "log.jsonl", "--run", "run")
+    with Run.open("run") as run:
+        nodes = sorted(attempt.leaf[:12] for attempt in run.attempts("t"))
     for content, words in (
         ({"t": 1}, "'t' is the name of 2 attempts, and there is one outcome"),
+        ({"t": 1}, f"or of their last nodes: {', '.join(nodes)}"),
         ({"othr": 1}, "none of its names is a task or file of the run: 'othr' (did you mean 'other'?)"),
         ({"other": "maybe"}, "'maybe' is not an outcome"),
         ({"other": {"score_text": "A"}}, "is not an outcome"),
@@ -144,6 +147,9 @@ def test_what_outcomes_do_not_fit_is_said(verb: Any, here: Path) -> None:
     Path("map.json").write_text(json.dumps({"other": 1, "nobody": 0}))
     told = verb("import", "--run", "run", "--outcomes", "map.json", "--json").json
     assert (told["judged"], told["unmatched"]) == (1, ["nobody"])
+    Path("map.json").write_text(json.dumps({nodes[0]: 0.5}))
+    told = verb("import", "--run", "run", "--outcomes", "map.json")
+    assert "1 attempt with a reward between 0 and 1, as 0.5: a reward above 0 counts as a success" in told.out
 
 
 def test_a_folder_of_verifiers_rewards(verb: Any, here: Path) -> None:
@@ -162,8 +168,11 @@ def test_the_advice_of_why_can_be_followed_as_printed(verb: Any, here: Path) -> 
     write("log.jsonl", *({**chat("q", answer), "task": f"t{i}"} for i, answer in enumerate("abc")))
     verb("import", "log.jsonl", "--run", "run")
     for words in (["why", "run"], ["graph-credit", "report", "run"]):
-        advice = re.search(r"`ramify (import [^`]*)`", verb.refused(*words))
+        refused = verb.refused(*words)
+        advice, example = re.search(r"`ramify (import [^`]*)`", refused), re.search(r"e\.g\. (\{[^}]*\})", refused)
         assert advice is not None
+        assert example is not None
+        assert json.loads(example[1]) in [{f"t{i}": True} for i in range(3)]
         Path("FILE").write_text(json.dumps({"t0": 1, "t1": 0, "t2": 0}))
         assert verb(*shlex.split(advice[1])).code == 0
         assert rate(verb, "run") == (1, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,7 @@ from ramify.trace.intake import IgnoredPart
 from ramify.trace.notes import NAMED, Notes, UnreadField
 
 if TYPE_CHECKING:
+    from ramify.trace.db import Run
     from ramify.trace.intake import Taken
 
 app = Verbs("import")
@@ -123,6 +124,16 @@ class ImportedRun(Result):
         yield Section.of("", "\n".join([*lines, *self.told]))
 
 
+def _partly(run: Run) -> Iterator[str]:
+    """That rewards between 0 and 1 count as successes, where there are some and nothing else says who succeeded."""
+    unclear = [r for r in run.attempts() if r.outcome is None and r.reward is not None and 0 < r.reward < 1 and not r.fork]
+    if unclear:
+        yield (
+            f"{plural(len(unclear), 'attempt')} with a reward between 0 and 1, as {unclear[0].reward:g}: a reward above 0 counts "
+            "as a success where the log does not say 'success'"
+        )
+
+
 def _imported(folder: Path, taken: Taken, notes: Notes, files: tuple[str, ...], outcomes: str | None) -> ImportedRun:
     from ramify.trace.db import Run
     from ramify.trace.failures import failures
@@ -151,7 +162,7 @@ def _imported(folder: Path, taken: Taken, notes: Notes, files: tuple[str, ...], 
             open_calls=notes.open_calls,
             files=files,
             outcomes=outcomes,
-            told=(*([failed.sentence()] if failed.reasons else []), *notes.sentences()),
+            told=(*_partly(run), *([failed.sentence()] if failed.reasons else []), *notes.sentences()),
         )
 
 

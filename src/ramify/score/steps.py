@@ -20,7 +20,7 @@ from ramify.base.files import reason, whole_file, write_whole
 from ramify.trace.aliases import ALIASES, name_in
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.lines import read_lines
-from ramify.trace.outcome import how_to_judge
+from ramify.trace.outcomes import how_to_judge
 from ramify.trace.view import View, views
 
 if TYPE_CHECKING:

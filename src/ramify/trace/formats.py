@@ -27,6 +27,10 @@ class UnknownFormatError(UserError):
     """A file that can be read, and is of no format known here."""
 
 
+class NoRecordError(UnknownFormatError):
+    """A file that holds no record at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Reads one format of another tool. Registered as ``register("reader", reader.name)(reader)``."""
@@ -108,7 +112,7 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
         if foreign := what_it_is(path):
             raise UnknownFormatError(f"{path} is {foreign}: traces are JSON, one object a line or a list, or Parquet rows of TRL")
         if next(read_items(path), None) is None:  # says what is wrong with the first line, where something is
-            raise UnknownFormatError(f"{path} holds no record")
+            raise NoRecordError(f"{path} holds no record")
     shown = ", ".join(map(repr, list(first or {})[:8])) or "no key"
     near = nearest_readers(first or {}, known)
     like = (

@@ -25,7 +25,7 @@ from ramify.trace.aliases import IMPORTED, Fields, Judged
 from ramify.trace.connect import holds_run, take_lock
 from ramify.trace.db import Run
 from ramify.trace.foreign import end_attempt
-from ramify.trace.formats import UnknownFormatError, formats, pick_reader
+from ramify.trace.formats import NoRecordError, UnknownFormatError, formats, pick_reader
 from ramify.trace.node import (
     Annotation,
     AttemptRecord,
@@ -39,10 +39,8 @@ from ramify.trace.node import (
     content_id,
 )
 from ramify.trace.notes import BadRecordError, noting, skipped, skipping
-from ramify.trace.outcomes import beside, has_reports, matching, reported
+from ramify.trace.outcomes import KIND, beside, has_reports, matching, reported
 
-KIND = "imported"
-"""Journal entries of a run: a file it was made from, by the hash of its bytes."""
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".traj", ".eval", ".gz", ".har", ".db", ".sqlite")
 """Endings of the files that are read of a folder."""
 _FREE, _RATIO, _PIECE = 16 << 20, 200, 1 << 20
@@ -226,7 +224,7 @@ def take(
             _read_one(*files[0], target, form, fields, taken)
         if outcomes is not None:
             with Run.open(target, write=True) as run, run.transaction():
-                taken.given, taken.unmatched = matching(run, outcomes, KIND, str(outcomes_file))
+                taken.given, taken.unmatched = matching(run, outcomes, str(outcomes_file))
         if not old:
             os.replace(target, folder)
     except OSError as error:
@@ -263,9 +261,11 @@ def _read_several(
                         continue
                     try:
                         _make(real, scratch / str(number), form, fields, taken)
-                    except UnknownFormatError:
+                    except UnknownFormatError as error:
                         if file == root:
-                            raise
+                            if not isinstance(error, NoRecordError) or not skipped(error):
+                                raise
+                            continue
                         taken.unknown.append(_named(file, root))
                         continue
                     except UserError as error:

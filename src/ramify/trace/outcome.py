@@ -5,7 +5,6 @@ decides. Where that is who judged it when it ended, the record's outcome is the 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -177,12 +176,3 @@ def successes(run: Run, deciding: Decider) -> Iterator[tuple[bool, bool | None]]
 def cut_short(record: AttemptRecord | None, stop: str) -> bool:
     """Whether a limit ended the attempt, as its record says, else as its last node's ``stop`` does."""
     return stop == "truncated" if record is None else record.truncated
-
-
-def how_to_judge(run: Run) -> str:
-    """What to do where nobody judged the attempts of a run, as a clause."""
-    if run.kind != "import":
-        return "choose a --scorer that judged them"
-    return (
-        f"say how they ended with `ramify import --run {shlex.quote(str(run.folder))} --outcomes FILE` (task or file -> outcome)"
-    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +19,8 @@ from ramify.trace.foreign import end_attempt
 from ramify.trace.lines import MAX_LINE, read_items, read_json
 from ramify.trace.node import Node
 
+KIND = "imported"
+"""Journal entries of a run: a file it was made from, by the hash of its bytes."""
 _LISTS = {
     **dict.fromkeys(("resolved_ids", "resolved"), True),
     **dict.fromkeys(("unresolved_ids", "unresolved", "empty_patch_ids", "no_generation"), False),
@@ -37,6 +41,8 @@ def read_outcomes(path: Path) -> dict[str, Judged]:
     or files with an outcome each, or a folder with a ``verifier/reward.txt``, ``reward.json`` or ``report.json`` a trial.
 
     Raises UserError naming file and entry on what is not an outcome."""
+    if path.is_fifo():
+        raise UserError(f"{path} is a pipe, and outcomes are read more than once: write them to a file first")
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.name in _REPORTS)
         if not files:
@@ -200,11 +206,12 @@ def _cell(text: str) -> Any:
         return text.strip()
 
 
-def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -> tuple[int, list[str]]:
+def matching(run: Run, outcomes: Mapping[str, Judged], source: str) -> tuple[int, list[str]]:
     """Give the attempts of a run their outcomes: how many got one, and the names that no attempt has.
 
-    A name is that of a tree or task with one attempt, of a file (its journal entry of ``kind``) that holds one: its path, with or
-    without its ending, or a folder it lies in; or of the attempt itself: its trace, session or other id. Raises UserError on a
+    A name is that of a tree or task with one attempt, of a file (its journal entry) that holds one: its path, with or
+    without its ending, or a folder it lies in; or of the attempt itself: its trace, session or other id, or that of its
+    last node. Raises UserError on a
     name of several attempts, and where no name fits."""
     ends: dict[str, set[str]] = {}
     every = set(run.ends())
@@ -212,7 +219,7 @@ def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -
         for name in {info.name, str(info.task.get("id", info.name))}:
             ends.setdefault(name, set()).update(every & set(run.columns(["id"], tree=info.name)["id"]))
     paths: dict[str, set[str]] = {}
-    for entry in run.journal(kind):
+    for entry in run.journal(KIND):
         if "end" in entry.payload:
             for name in _names(Path(entry.payload["file"])):
                 paths.setdefault(name, set()).add(entry.payload["end"])
@@ -226,9 +233,10 @@ def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -
     for key, judged in outcomes.items():
         leaves = ends.get(key) or paths.get(_plain(key)) or themselves.get(key) or set()
         if len(leaves) > 1:
+            nodes = ", ".join(sorted(leaf[:12] for leaf in leaves)[:4])
             raise UserError(
                 f"{source}: '{key}' is the name of {len(leaves)} attempts, and there is one outcome: name them by their files, "
-                "or by the ids of their traces or sessions"
+                f"by the ids of their traces or sessions, or of their last nodes: {nodes}"
             )
         if not leaves:
             unmatched.append(key)
@@ -243,12 +251,32 @@ def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -
     return len(given), unmatched
 
 
+def how_to_judge(run: Run) -> str:
+    """What to do where nobody judged the attempts of a run, as a clause, with the name of one of them as an example."""
+    if run.kind != "import":
+        return "choose a --scorer that judged them"
+    failed = {record.leaf for record in run.attempts() if record.failure is not None}
+    ends = [run.node(end) for end in run.ends() if end not in failed]
+    files = {entry.payload.get("end"): str(entry.payload["file"]) for entry in run.journal(KIND)}
+    counts = Counter(run.node(end).tree for end in run.ends())
+    example = ""
+    for end in ends[:1]:
+        alone = [end.tree] if counts[end.tree] == 1 else []
+        name = next(iter([*([files[end.id]] if end.id in files else []), *alone, *_names_of(end)]))
+        example = f", e.g. {json.dumps({name: True}, ensure_ascii=False)}"
+    return (
+        f"say how they ended with `ramify import --run {shlex.quote(str(run.folder))} --outcomes FILE`, "
+        f"FILE holding an outcome by task, file or session{example}"
+    )
+
+
 def _names_of(end: Node) -> Iterator[str]:
-    """The ids of an attempt itself that are kept with its last message."""
+    """The ids of an attempt itself that are kept with its last message, and that message's."""
     for place, names in (("record", (*ALIASES["attempt"], "id")), ("response", ("trace", "custom_id"))):
         held = end.data.get(place)
         about: Mapping[str, Any] = held if isinstance(held, Mapping) else {}
         yield from (str(about[name]) for name in names if isinstance(about.get(name), (str, int)))
+    yield from (end.id[:12], end.id)
 
 
 def _plain(name: str) -> str:

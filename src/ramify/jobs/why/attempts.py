@@ -13,7 +13,8 @@ from ramify.rollout.steps import StepTrace
 from ramify.rollout.stored import task_of
 from ramify.trace.db import Run
 from ramify.trace.node import ATTEMPTS, FORK, AttemptRecord, Node, TreeInfo
-from ramify.trace.outcome import Decider, ended, how_to_judge
+from ramify.trace.outcome import Decider, ended
+from ramify.trace.outcomes import how_to_judge
 from ramify.trace.view import Step, View, views_in
 
 KNOWN = ATTEMPTS | {FORK}
