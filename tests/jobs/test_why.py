@@ -17,6 +17,7 @@ from ramify.base.seeds import generator
 from ramify.jobs.decline import Decline
 from ramify.jobs.helped import helped
 from ramify.jobs.why import found
+from ramify.jobs.why.alternatives import head, tools_of
 from ramify.jobs.why.moves import worst_moves
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.attempts import Attempt
@@ -108,6 +109,19 @@ def test_attempts_alone_are_no_counterfactual(tmp_path: Path) -> None:
     assert worst.tool == "right"
     assert worst.difference is not None
     assert worst.difference < 0
+
+
+def test_tools_are_what_is_called_and_else_the_first_word() -> None:
+    look = 'I look.\nls({"path": "."})'
+    assert tools_of([look, "I am done (nearly).", "ls()"]) == ["ls", "(no call)", "ls"]
+    assert tools_of(["go north", "take: the mug", ""]) == ["go", "take", ""]
+    assert head(look) == "ls"
+
+
+def test_the_only_attempt_at_a_task_asks_for_others(tmp_path: Path) -> None:
+    text = str(ramify.why(failed_run(tmp_path / "run", attempts=1)).sections())
+    assert "It is the only judged attempt at its task." in text
+    assert "It is the only" not in str(ramify.why(failed_run(tmp_path / "two", attempts=2)).sections())
 
 
 def test_mistakes(tmp_path: Path) -> None:

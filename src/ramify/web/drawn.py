@@ -350,13 +350,13 @@ class _Messages:
 
     def shown(self, node: Node) -> tuple[int, ...]:
         """What the model was shown when it sampled ``node``, which names a context: replies share most of theirs."""
-        found = []
+        places = []
         for group in by_message(resolve(self._context_of(str(node.context)), self._node_of, node)):
             key = tuple(part if isinstance(part, Insert) else (part[0].id, *part[1:]) for part in group)
             if key not in self._of_parts:
                 self._of_parts[key] = self.add(message_of(group))
-            found.append(self._of_parts[key])
-        return tuple(found)
+            places.append(self._of_parts[key])
+        return tuple(places)
 
 
 def _scores(run: Run, tree: TaskTree, found: Outline) -> dict[int, tuple[tuple[str, str, str], ...]]:

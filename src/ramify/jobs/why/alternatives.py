@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ramify.jobs.why.attempts import AskedAttempt, Passage
@@ -31,8 +32,24 @@ def alternatives(case: AskedAttempt, t: int, there: Sequence[Passage]) -> tuple[
     return tuple(sorted(found, key=lambda one: (-best(one), -one.n, one.action)))
 
 
+_CALL = re.compile(r"^([\w.-]+)\((?=\{|\))", re.MULTILINE)
+"""A call of a tool as :meth:`ramify.trace.message.Message.spoken` has it."""
+_MESSAGE = "(no call)"
+
+
+def tools_of(actions: Sequence[str]) -> list[str]:
+    """The tool that each action calls. Where none calls any (shells, games) what they begin with; else those without a call stand
+    together."""
+    calls = [_CALL.search(named_calls(action)) for action in actions]
+    if any(calls):
+        return [call[1] if call else _MESSAGE for call in calls]
+    return [head(action) for action in actions]
+
+
 def head(action: str) -> str:
-    """The tool that an action calls: its first word, up to a bracket."""
+    """The tool that an action calls, where it calls one; else its first word, up to a bracket."""
+    if call := _CALL.search(named_calls(action)):
+        return call[1]
     return (named_calls(action).split() or [""])[0].split("(")[0].strip(":`*\"'{}[]")
 
 

@@ -124,6 +124,8 @@ class Why(Result):
         name, options = shlex.quote(self.run), effect_options(self.effects)
         asked = f"ramify why {name} {self.attempt[:12]}"
         if not self.counterfactual:
+            if not self.free:
+                yield f"It is the only judged attempt at its task. Of a log, add others: `ramify import FILE --run {name}`"
             yield f"To sample its steps again, say what plays: `ramify why {name} --model MODEL --env ENV`"
         elif self.verdict == "step":
             best = next((one.action for one in self.alternatives if one.repeatable), "")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ramify.jobs.why.alternatives import head
+from ramify.jobs.why.alternatives import tools_of
 from ramify.jobs.why.answer import Why
 from ramify.jobs.why.attempts import attempts_in
 from ramify.jobs.why.records import LostByTool, ToolMove
@@ -32,13 +32,14 @@ def worst_moves(run: Run, deciding: Decider) -> tuple[ToolMove, ...]:
         return ()
     graph = StateGraph.of_attempts(columns)
     graph.assign(CreditConfig())
+    tools = tools_of([str(action) for action in columns["action"]])
     worst: dict[str, Any] = {}
     for move in graph.comparison.moves:
-        tool = head(str(columns["action"][move.row]))
+        tool = tools[move.row]
         if tool not in worst or (move.difference, move.p) < (worst[tool].difference, worst[tool].p):
             worst[tool] = move
     found = []
-    for tool, steps in Counter(head(str(action)) for action in columns["action"]).items():
+    for tool, steps in Counter(tools).items():
         one, where = ToolMove(tool, steps), worst.get(tool)
         if where is not None:
             action, task, node = (columns[name][where.row] for name in ("action", "task_id", "node"))
@@ -52,9 +53,9 @@ def lost_by_tool(found: Sequence[Why]) -> tuple[LostByTool, ...]:
     """For each tool: how many attempts were lost at a step that calls it, the mean change there,
     and the worst step; most lost first."""
     by_tool: dict[str, list[Why]] = {}
-    for one in found:
-        if one.verdict == "step" and not one.success:
-            by_tool.setdefault(head(one.action or ""), []).append(one)
+    lost = [one for one in found if one.verdict == "step" and not one.success]
+    for tool, one in zip(tools_of([one.action or "" for one in lost]), lost, strict=True):
+        by_tool.setdefault(tool, []).append(one)
     rows = []
     for tool, ones in by_tool.items():
         worst = min(ones, key=lambda one: one.change or 0.0)
