@@ -399,14 +399,23 @@ TOOL = {
 
 def test_writers_write_tools_and_reasoning_and_count_what_they_cannot(verb: Any, here: Path) -> None:
     reply = {"content": "a cat", "reasoning_content": "whiskers"}
-    verb("import", write("log.jsonl", chat(PICTURE, reply, tools=[TOOL], reward=1), chat("q", reward=0)), "--run", "run")
+    verb(
+        "import",
+        write("log.jsonl", chat(PICTURE, reply, tools=[TOOL], reward=1), chat("q", reward=0), chat("r", error="no net")),
+        "--run",
+        "run",
+    )
     found = {}
+    failed = {"attempt that a failure ended": 1}
     for form, left in (("trl-sft", {"image": 1}), ("sharegpt", {"image": 1}), ("anthropic", {})):
         told = verb("export", "run", f"{form}.jsonl", "--to", form, "--json").json
-        assert told["not_written"] == left
+        assert told["not_written"] == left | failed
         rows = [json.loads(line) for line in Path(f"{form}.jsonl").read_text().splitlines()]
         (found[form],) = [row for row in rows if "tools" in row]
-    assert "wrote out.jsonl; sharegpt has no place for 1 image" in verb("export", "run", "out.jsonl", "--to", "sharegpt").out
+    assert (
+        "wrote out.jsonl; sharegpt has no place for 1 attempt that a failure ended, 1 image"
+        in verb("export", "run", "out.jsonl", "--to", "sharegpt").out
+    )
     assert found["trl-sft"]["tools"] == [TOOL] == json.loads(found["sharegpt"]["tools"])
     assert found["trl-sft"]["messages"][-1]["reasoning_content"] == "whiskers"
     assert found["anthropic"]["tools"] == [

@@ -10,6 +10,7 @@ from session_logs import PICTURE, ask_why, boundary, claude, line, paths, read, 
 
 from ramify.base.errors import UserError
 from ramify.trace.db import Run
+from ramify.trace.formats import writers
 from ramify.trace.intake import IgnoredPart, take
 from ramify.trace.node import Annotation, Provenance
 from ramify.trace.notes import noting
@@ -80,6 +81,11 @@ def test_a_compaction_is_the_context_of_what_follows(tmp_path: Path) -> None:
     with Run.open(tmp_path / "both") as run:
         (last,) = (node for node in run.nodes(FIX) if node.text == "All done.")
         assert [(one.role, one.text) for one in run.shown(last.id).messages] == [*kept, ("assistant", ""), ("tool", "made")]
+    with Run.open(tmp_path / "run") as run:
+        for form in ("sharegpt", "anthropic", "trl-sft"):
+            with noting() as notes:
+                writers()[form].write(run, tmp_path / f"{form}.jsonl", **({"form": "messages"} if form == "trl-sft" else {}))
+            assert notes.unwritten["compacted context"] == 2, form
     ended = write(tmp_path / "e.jsonl", *claude(), *more[:2])  # right after the compaction
     with read(ended, tmp_path / "ended") as run:
         assert run.node(run.attempts()[0].leaf).text == "It is fixed."

@@ -454,6 +454,11 @@ class Collected(Result):
                 f"every attempt failed: {refused}; `ramify resume {self.run}` would send the same requests, so "
                 "change what is sent first (the model's URL, the sampling options, the environment's tools)"
             )
+        if all("do not fit the context" in why for why in self.failures):
+            return (
+                f"every attempt failed: {next(iter(self.failures)).removeprefix('engine: ')}; `ramify resume {self.run}` would not "
+                "change that, so play with a --model that takes longer prompts"
+            )
         return f"every attempt failed; `ramify resume {self.run}` tries them again"
 
     def sections(self) -> Iterable[Section]:

@@ -27,7 +27,15 @@ from ramify.integrations.formats.exchanges import (
     text_of,
     tool_call,
 )
-from ramify.integrations.trainers.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
+from ramify.integrations.trainers.rows import (
+    Selection,
+    attempts,
+    count_compacted,
+    count_media,
+    settings_of,
+    tools_of,
+    write_table,
+)
 from ramify.trace.aliases import KNOWN, Fields
 from ramify.trace.chats import CallReply, Calls, form_of, hang_chat, provenance_of
 from ramify.trace.db import Run
@@ -270,6 +278,7 @@ def write_anthropic(run: Run, out: Path, **settings: Any) -> int:
 
 def _records(run: Run, chosen: Selection) -> Iterator[dict[str, Any]]:
     for ended in attempts(run, chosen):
+        count_compacted(ended)
         messages: list[dict[str, Any]] = []
         ids = _Ids()
         system = "\n\n".join(message.text for message in ended.opening)

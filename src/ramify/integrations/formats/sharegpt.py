@@ -12,7 +12,15 @@ from ramify.base.config import check
 from ramify.base.errors import UserError, nearest
 from ramify.base.registry import register
 from ramify.integrations.formats.exchanges import ToolExchange, object_of, text_of, tool_call
-from ramify.integrations.trainers.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
+from ramify.integrations.trainers.rows import (
+    Selection,
+    attempts,
+    count_compacted,
+    count_media,
+    settings_of,
+    tools_of,
+    write_table,
+)
 from ramify.trace.aliases import KNOWN, Fields
 from ramify.trace.chats import hang_chat
 from ramify.trace.db import Run
@@ -163,6 +171,7 @@ def write_sharegpt(run: Run, out: Path, **settings: Any) -> int:
 
 def _rows(run: Run, chosen: Selection) -> Iterator[dict[str, Any]]:
     for ended in attempts(run, chosen):
+        count_compacted(ended)
         turns = [turn for message in ended.path.messages() for turn in _turns(message)]
         tools = tools_of(run, ended)
         row = {"id": ended.leaf, "task": ended.task, "conversations": turns}

@@ -19,6 +19,7 @@ from ramify.base.config import Config
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import whole_file
 from ramify.score.credit.protocol import CreditGroup, assigned, find_rule
+from ramify.trace.context import changed
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Node, TokenValues
@@ -75,8 +76,8 @@ def attempts(run: Run, selection: Selection) -> Iterator[View]:
     """The chosen attempts, sorted by tree and leaf, one tree in memory at a time.
 
     Attempts are paths to nodes with a score by the scorer; in a run without scores, to leaves, with the rewards along the path.
-    Those broken off by an infrastructure failure are left out: one that was played again continued from there. Raises UserError
-    when the scorer or group is unknown.
+    Those broken off by an infrastructure failure are left out and counted: one that was played again continued from there. Raises
+    UserError when the scorer or group is unknown.
     """
     if not run.trees(selection.group):
         known = nearest(selection.group or "", {info.group for info in run.trees() if info.group})
@@ -84,7 +85,10 @@ def attempts(run: Run, selection: Selection) -> Iterator[View]:
         raise UserError(f"{run.folder} holds no tree{where}")
     deciding = _decider(run, selection)
     for attempt in views(run, selection.group, selection.scorer):
-        if (deciding is not None and attempt.score is None) or attempt.broken_off is not None:
+        if attempt.broken_off is not None:
+            lost("attempt that a failure ended")
+            continue
+        if deciding is not None and attempt.score is None:
             continue
         if selection.min_reward is not None and (attempt.reward is None or attempt.reward < selection.min_reward):
             continue
@@ -101,6 +105,11 @@ def _decider(run: Run, selection: Selection) -> Decider | None:
 
 
 # --- what stands beside the texts -----------------------------------------------------------------------------------------
+
+
+def count_compacted(attempt: View) -> None:
+    """Count the replies of an attempt whose history differs from the path that is written."""
+    lost("compacted context", sum(changed(node) for node, _ in attempt.path.segments))
 
 
 def tools_of(run: Run, attempt: View) -> list[dict[str, Any]]:

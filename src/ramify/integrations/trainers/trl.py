@@ -20,6 +20,7 @@ from ramify.integrations.trainers.rows import (
     Selection,
     StepSelection,
     attempts,
+    count_compacted,
     credited_rows,
     settings_of,
     spoken_by,
@@ -32,6 +33,7 @@ from ramify.trace.formats import Reader, Writer
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import field, parquet_columns
 from ramify.trace.message import refuse_unknown
+from ramify.trace.notes import noting
 
 PREFERENCE = "preference"
 """Scorer name for a preference row: 1 for the chosen completion, 0 for the rejected one."""
@@ -60,8 +62,9 @@ def write_sft(run: Run, out: Path, **settings: Any) -> int:
     chosen = check(SftSettings, settings, "trl-sft")
     columns = {"messages": "messages"} if chosen.form == "messages" else {"prompt": "messages", "completion": "messages"}
     table = out.suffix.lower() == ".parquet"
-    if table and any(tools_of(run, ended) for ended in attempts(run, chosen)):
-        columns["tools"] = "text"
+    with noting():  # what is left out is counted where the rows are made
+        if table and any(tools_of(run, ended) for ended in attempts(run, chosen)):
+            columns["tools"] = "text"
     return write_table(out, _conversations(run, chosen, as_text=table), columns, chosen.max_rows)
 
 
@@ -75,6 +78,7 @@ def _conversations(run: Run, chosen: SftSettings, as_text: bool) -> Iterator[dic
         if not replies:
             continue
         if chosen.form == "messages":
+            count_compacted(ended)
             yield {"messages": chat[: replies[-1] + 1], **tools}
             continue
         contexts = _contexts(run, ended.path.segments)
