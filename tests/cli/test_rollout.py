@@ -126,6 +126,12 @@ def make():
     played = verb("rollout", "--model", "factory:failing_agent:make", "--count", "2", "--out", "run", "--json")
     assert (played.code, played.json["failures"]) == (1, {"engine: gone": 2})
     assert played.err == "warning: every attempt failed; `ramify resume run` tries them again\n"
+    (here / "short_agent.py").write_text(source.replace('"gone"', '"900 tokens do not fit the context of 512"'))
+    short = verb("rollout", "--model", "factory:short_agent:make", "--count", "2", "--out", "short", "--json")
+    assert short.err == (
+        "warning: every attempt failed: 900 tokens do not fit the context of 512; `ramify resume short` would not change that, "
+        "so play with a --model that takes longer prompts\n"
+    )
     with Run.open(here / "run") as run:
         start = next(node.id for node in run.nodes(run.trees()[0].name) if node.role == "user")
     forked = verb("fork", "run", start, "--n", "2", "--json")

@@ -455,9 +455,10 @@ class Collected(Result):
                 "change what is sent first (the model's URL, the sampling options, the environment's tools)"
             )
         if all("do not fit the context" in why for why in self.failures):
+            why = next(iter(self.failures)).removeprefix("engine: ")
             return (
-                f"every attempt failed: {next(iter(self.failures)).removeprefix('engine: ')}; `ramify resume {self.run}` would not "
-                "change that, so play with a --model that takes longer prompts"
+                f"every attempt failed: {why}; `ramify resume {self.run}` would not change that, so play with a --model that "
+                "takes longer prompts"
             )
         return f"every attempt failed; `ramify resume {self.run}` tries them again"
 
