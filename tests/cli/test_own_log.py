@@ -102,6 +102,15 @@ def test_from_a_log_to_the_step_in_three_commands(verb: Any, name: str) -> None:
     assert 'go({"it": "cellar"})' in verb("graph-credit", "report", "mine", *choosing).out
 
 
+def test_a_page_says_of_how_many_attempts_nobody_said_how_they_ended(verb: Any) -> None:
+    ends: list[dict[str, Any]] = [{"termination_reason": "max_steps"}, {"termination_reason": "max_steps"}, {}, {}]
+    spoken = [messages for _, messages, _ in log(1)]
+    rows = [{"task_id": "t", "messages": messages, **end} for messages, end in zip(spoken, ends, strict=True)]
+    verb("import", write("log.jsonl", rows), "--run", "some")
+    assert verb("export", "some", "some.html").code == 0
+    assert "0 of 2 attempts succeed; of 2 more nobody said whether they did." in Path("some.html").read_text()
+
+
 def test_the_reward_is_the_outcome_everywhere(verb: Any) -> None:
     verb("import", write("log.jsonl", [{"task_id": t, "messages": m, "score": r} for t, m, r in log()]), "--run", "mine")
     assert (counts := verb("show", "mine", "--json").json["attempts"])["successes"] == 4

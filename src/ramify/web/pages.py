@@ -441,6 +441,7 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
     found = outline(run, tree)
     states, moves, left_out = merged(tree)
     wins = sum(step.outcome == "success" for step in tree.attempts)
+    unsaid = sum(step.outcome == "done" for step in tree.attempts)
     findings: dict[str | None, list[Finding]] = {}
     for finding in run.findings(tree=name):
         findings.setdefault(finding.node, []).append(finding)
@@ -448,11 +449,13 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "name": tree.info.name,
         "task": json.dumps(dict(tree.info.task), ensure_ascii=False, indent=1),
         "prompt": tree.prompt,
-        "attempts": f"{len(tree.attempts)} attempts",
+        "attempts": plural(len(tree.attempts), "attempt"),
+        "judged": f"{len(tree.attempts) - unsaid} attempts",
+        "unsaid": unsaid,
         "forks": plural(len(tree.forks), "fork") if tree.forks else "",
         "wins": wins,
         "success": _success(found),
-        "told": any(step.outcome != "done" for step in tree.attempts),
+        "told": unsaid < len(tree.attempts),
         "scorers": undecided(run) if deciding is NOBODY else [],
         "picture": _markup(tree_svg(picture_steps(tree, "#step-"), f"Attempts of {tree.info.name}")),
         "graph": _markup(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
