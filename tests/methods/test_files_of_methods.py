@@ -29,6 +29,7 @@ FILES = {
     "export": {
         *(
             "cliffs/verbs.py:pairs_",
+            "cliffs/traces.py:write_traces",
             "diagnose/verbs.py:run",
             "crosscoder/run.py:export",
             "graph_credit/verbs.py:advantages",

@@ -391,6 +391,8 @@ class LocalModel:
     def _wake(self) -> None:
         if self._driver is None or self._driver.done() or self._driver.get_loop() is not asyncio.get_running_loop():
             self._driver = asyncio.get_running_loop().create_task(self._drive())
+            # Ctrl-C ends the loop by itself: the task that it came in has nothing more to say
+            self._driver.add_done_callback(lambda driver: driver.cancelled() or driver.exception())
 
     async def _drive(self) -> None:
         """Step while there is work. Lets other tasks run first, so that samples requested together start together."""
