@@ -376,7 +376,7 @@ def _fault_of_document(path: Path) -> str:
         if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
             return f"it ends in the middle, in line {text.rstrip().count(chr(10)) + 1}: the file is cut off"
         return f"line {error.lineno} is not JSON ({error.msg})"
-    except (UserError, UnicodeDecodeError, RecursionError):
+    except (UserError, ValueError, RecursionError):  # as of a number with too many digits: the line itself says it
         pass
     return ""
 
@@ -384,7 +384,7 @@ def _fault_of_document(path: Path) -> str:
 def _is_json(line: bytes) -> bool:
     try:
         _loads(line, "")
-    except ValueError:
+    except (UserError, ValueError, RecursionError):
         return False
     return True
 
