@@ -30,6 +30,7 @@ providers._get_local_constants = Constants
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a verb says of itself by the clock would be among what a test reads of it, on a slow machine.
 terminal.FIRST = 3600.0
+os.environ["RAMIFY_FIRST_LINE"] = "3600"  # of commands that tests start; those in a terminal of theirs say it as ever
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A job in the background of a shell ignores Ctrl-C, and so would the commands that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -95,6 +95,7 @@ class Terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
         token_values = dict.fromkeys(("stdin", "stdout", "stderr"), self._slave)
+        env = {name: value for name, value in env.items() if name != "RAMIFY_FIRST_LINE"}
         child = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, preexec_fn=control, **token_values)  # type: ignore[call-overload]
         self.start(child.wait)
 

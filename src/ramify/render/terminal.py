@@ -109,9 +109,16 @@ def say_last(text: str) -> None:
     print(_printable(sanitize(text), stream), file=stream, flush=True)
 
 
-FIRST, LINES = 1.5, 30.0
-"""Seconds after which work says that it runs, and least seconds between two lines of progress where standard error is not a
-terminal."""
+def _first() -> float:
+    try:
+        return max(0.0, float(os.environ.get("RAMIFY_FIRST_LINE", "")))
+    except ValueError:
+        return 1.5
+
+
+FIRST, LINES = _first(), 30.0
+"""Seconds after which work says that it runs (``RAMIFY_FIRST_LINE``, for who reads standard error by a program), and least
+seconds between two lines of progress where standard error is not a terminal."""
 
 TITLE, BAR = 24, 28
 """Most cells of a live line that the title takes, and the bar."""
