@@ -46,7 +46,13 @@ def refused(tmp_path: Path, form: str, *records: object) -> str:
     return str(caught.value).replace(str(tmp_path / "bad.jsonl"), "FILE")
 
 
-@pytest.mark.parametrize("name", sorted(formats.readers()))
+LONG = ("claude-code", "codex", "langsmith", "langfuse", "otlp", "openhands", "swe-agent", "atif")
+"""Readers whose examples have many parts to break: each has tests of its own beside it."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in sorted(formats.readers())]
+)
 def test_every_reader_conforms(name: str) -> None:
     if name.startswith("inspect"):
         pytest.importorskip("inspect_ai")

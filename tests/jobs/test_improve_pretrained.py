@@ -146,6 +146,7 @@ def test_an_update_that_breaks_the_bound_is_taken_back(broken: Path, pretrained:
     assert not is_adapter(broken / AGENT)
 
 
+@pytest.mark.slow
 def test_training_ends_at_the_last_checkpoint_within_the_bound(pretrained: str, tmp_path: Path) -> None:
     """All weights drift slowly; the bound lies between the perplexities after two updates, so the second is taken back."""
     for seed in range(8):
@@ -279,6 +280,7 @@ def test_bad_settings_are_one_sentence(pretrained: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_pretrained_model_leaves_nothing(pretrained: str, tmp_path: Path) -> None:
     found = plan(settings(pretrained), tmp_path / "run")
     assert found.cost_estimate["validation episodes"] == 40
