@@ -43,8 +43,11 @@ def exported(run: Run, out: Path) -> list[dict[str, Any]]:
     return made
 
 
-def test_the_package_is_there() -> None:
-    pytest.importorskip("atif", reason="the package atif is not installed: ITS MODELS DO NOT CHECK WHAT IS EXPORTED")
+def test_the_formats_own_models_accept_what_is_read_here_and_refuse_what_is_not() -> None:
+    models = pytest.importorskip("atif", reason="the package atif is not installed: ITS MODELS DO NOT CHECK WHAT IS EXPORTED")
+    assert len(models.Trajectory.model_validate(trajectory()).steps) == len(trajectory()["steps"])
+    with pytest.raises(ValueError, match="source"):
+        models.Trajectory.model_validate(edited(1, source="nobody"))
 
 
 def test_steps_are_messages(tmp_path: Path) -> None:
