@@ -18,7 +18,9 @@ HEAD = """# What the papers claim, and what was reproduced
 
 Written by `python docs/claims.py` from the files under `repro/`. Every reproduction runs on two CPU cores with models trained
 from scratch, none of them a paper's own; so a row says whether the *mechanism* shows at that size, with thresholds that were
-fixed before the code. No result here is a paper's benchmark.
+fixed before the code. No result here is a paper's benchmark. The last column is what `ramify repro METHOD --real` finds of it in
+at most ten minutes with a pretrained model that was not made here, SmolLM2-135M-Instruct; where 135 million weights are too few
+for anything to be seen, it says that.
 
 - **shown**: every check of the row holds. **in part**: some hold, or only in some of the cases that the row names.
   **not shown**: none does.
@@ -40,6 +42,10 @@ class Claim:
     here: str = ""
     word: str = ""
     """What is to be said of the claim where its checks alone would say too much or too little."""
+    real: Mapping[str, str] = field(default_factory=dict)
+    """Of the reproduction on a real model: shown as -> the name of the check."""
+    real_says: str = ""
+    """What is to be said of those."""
 
 
 PARTS = {"world-model": ("world-model-trained",)}
@@ -50,6 +56,13 @@ def files(slug: str) -> list[Path]:
     """The files of a method's reproductions; a further one may not be committed yet."""
     more = [ROOT / "repro" / f"{name}-cpu.json" for name in PARTS.get(slug, ())]
     return [ROOT / "repro" / f"{slug}-cpu.json", *(path for path in more if path.is_file())]
+
+
+def real_checks(slug: str) -> dict[str, dict[str, Any]]:
+    """The checks of a method's committed reproduction on a real model, by name; none where there is none."""
+    path = ROOT / "repro" / f"{slug}-real.json"
+    checks = json.loads(path.read_text(encoding="utf-8"))["checks"] if path.is_file() else []
+    return {check["name"]: check for check in checks}
 
 
 def report(slug: str) -> list[dict[str, Any]]:
@@ -81,16 +94,23 @@ def verdict(claim: Claim, checks: Mapping[str, Mapping[str, Any]]) -> str:
     return "shown" if all(held) else "in part" if any(held) else "not shown"
 
 
+def told(names: Mapping[str, str], checks: Mapping[str, Mapping[str, Any]], says: str) -> str:
+    """The figures of the checks ``names`` (shown as -> name), and what is said of them."""
+    shown = "; ".join(f"{label}: {figure(checks[name])}" for label, name in names.items())
+    return ". ".join(filter(None, (shown, says)))
+
+
 def rows(slug: str, claims: Sequence[Claim]) -> str:
     """The table of one method."""
     checks = {check["name"]: check for check in report(slug)}
-    lines = ["| the paper | here | |", "|---|---|---|"]
+    real = real_checks(slug)
+    lines = ["| the paper | here | | real model |", "|---|---|---|---|"]
     for claim in claims:
         if len(files(slug)) <= len(PARTS.get(slug, ())):  # what is not committed yet is not tried
             known = {label: name for label, name in claim.checks.items() if name in checks}
             claim = replace(claim, checks=known, here=claim.here if known else "")
-        shown = "; ".join(f"{label}: {figure(checks[name])}" for label, name in claim.checks.items())
-        lines.append(f"| {claim.paper} | {'. '.join(filter(None, (shown, claim.here)))} | {verdict(claim, checks)} |")
+        here, there = told(claim.checks, checks, claim.here), told(claim.real, real, claim.real_says)
+        lines.append(f"| {claim.paper} | {here} | {verdict(claim, checks)} | {there} |")
     return "\n".join(lines)
 
 

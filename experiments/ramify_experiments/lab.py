@@ -48,6 +48,8 @@ Wanted = tuple[str, float] | tuple[()]
 """Operator and threshold of a check; nothing of a report."""
 Reproduce = Callable[..., Sequence[Check]]
 """``reproduce(size, cells, first=0)``: the checks of one size (quick, cpu, gpu), ``first`` the first seed."""
+ReproduceReal = Callable[..., Sequence[Check]]
+"""``real(model, cells, first=0)``: the checks on the pretrained model of that name."""
 
 
 def cache() -> Path:

@@ -34,7 +34,8 @@ from ramify.render.result import Result, Section, table
 from ramify.stats.checks import Check
 from ramify.stats.intervals import Interval
 from ramify_experiments.cases import CaseVerdict, KnownCase, Repetition, verdict
-from ramify_experiments.lab import MADE, Reproduce, ResultCache, cache
+from ramify_experiments.lab import MADE, Reproduce, ReproduceReal, ResultCache, cache
+from ramify_experiments.real import pretrained_name
 
 TOGETHER = 5
 """Repetitions of one resumable cell, of a case that has many."""
@@ -51,6 +52,8 @@ class ReproReport(Result):
     checks: tuple[Check, ...]
     seconds: float
     commit: str
+    model: str = ""
+    """Of a reproduction on a pretrained model: its folder's name, which tells quantisation and hash of a GGUF file."""
 
     @property
     def exit_code(self) -> int:
@@ -66,7 +69,8 @@ class ReproReport(Result):
             rows.append((one.name, one.value, ends, one.n, len(one.seeds), wanted, one.status))
         head = ("check", "value", "95 % interval", "n", "seeds", "wanted", "status")
         known = [(one.name, one.known_failure) for one in self.checks if one.status == "known_failure"]
-        yield Section.of(self.slug, table(head, rows), *_verdict(self.slug, known, self.passed, self.seconds))
+        title = f"{self.slug} on {self.model}" if self.model else self.slug
+        yield Section.of(title, table(head, rows), *_verdict(self.slug, known, self.passed, self.seconds))
 
 
 def _verdict(name: str, known: Sequence[tuple[str, str]], passed: bool, seconds: float) -> Iterator[str]:
@@ -108,19 +112,22 @@ class ReproSummary(Result):
         yield Section.of("", table(("reproduction", "pass", "reported", "known failure", "miss", "seconds", ""), rows))
 
 
-def repro(slug: str, size: str, seed: int, fresh: bool, backend: str, out: Path | None) -> Iterator[Result]:
-    """Reproduce ``slug`` or ``all``: a report each, of all a summary at last.
+def repro(
+    slug: str, size: str, seed: int, fresh: bool, backend: str, out: Path | None, model: str = "smollm2"
+) -> Iterator[Result]:
+    """Reproduce ``slug`` or ``all``: a report each, of all a summary at last. ``model``: that of the size ``real``.
 
     Of ``all``, those are left out that need a package which is not installed. Raises UserError for a name that no distribution
     brings, for an ``out`` that cannot be written and for an unknown back end.
     """
-    names = experiments.chosen("reproductions", slug)
+    group = "real_reproductions" if size == "real" else "reproductions"
+    names = experiments.chosen(group, slug)
     check_writable(out)
     reports: list[ReproReport] = []
     with cells_on(backend) as runner:
         for name in names:
             try:
-                report = _reproduce(name, experiments.load("reproductions", name), size, seed, fresh, runner)
+                report = _reproduce(name, experiments.load(group, name), size, seed, fresh, runner, model)
             except NeedsError as error:
                 if slug != "all":
                     raise
@@ -134,15 +141,19 @@ def repro(slug: str, size: str, seed: int, fresh: bool, backend: str, out: Path 
         yield ReproSummary("all", all(one.passed for one in reports), told, tuple(reports))
 
 
-def _reproduce(slug: str, reproduce: Reproduce, size: str, seed: int, fresh: bool, runner: Any) -> ReproReport:
+def _reproduce(
+    slug: str, reproduce: Reproduce | ReproduceReal, size: str, seed: int, fresh: bool, runner: Any, model: str
+) -> ReproReport:
     """Run one reproduction."""
-    folder = _folder("repro", f"{slug}-{size}", seed)
+    named = pretrained_name(model) if size == "real" else ""
+    folder = _folder("repro", f"{slug}-{size}{f'-{named}' if named else ''}", seed)
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
     with _kept_in(folder, f"{slug} ({size})") as bar:
         cells = ResultCache(folder, progress=bar, runner=runner)
-        checks = tuple(reproduce(size, cells, **({"first": seed} if seed else {})))
-    return ReproReport(slug, all(one.status != "miss" for one in checks), checks, round(cells.seconds, 1), commit())
+        checks = tuple(reproduce(model if named else size, cells, **({"first": seed} if seed else {})))
+    passed = all(one.status != "miss" for one in checks)
+    return ReproReport(slug, passed, checks, round(cells.seconds, 1), commit(), named)
 
 
 # -- ramify check method ---------------------------------------------------------------------------------------------------------

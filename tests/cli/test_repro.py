@@ -72,7 +72,7 @@ def last_line(capsys: pytest.CaptureFixture) -> dict:
 def test_the_json_contract(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
     assert main(["repro", "study", "--quick", "--json"]) == 0
     report = last_line(capsys)
-    assert list(report) == ["caveats", "slug", "passed", "checks", "seconds", "commit"]
+    assert list(report) == ["caveats", "slug", "passed", "checks", "seconds", "commit", "model"]
     assert report["checks"][0] == {
         "name": "square",
         "value": 9.0,
@@ -92,6 +92,25 @@ def test_sizes(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
         assert last_line(capsys)["checks"][1]["value"] == size
     assert main(["repro", "study", "--cpu", "--gpu"]) == 2
     assert "choose --gpu or --cpu" in capsys.readouterr().err
+
+
+def test_on_a_real_model_the_reproduction_gets_its_name_and_the_report_says_which(
+    study: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    plain = study.reproduce
+    study.real = lambda model, cells, first=0: plain("quick", cells) if model == "builtin" else []
+    only(monkeypatch, tmp_path / "real", "real_reproductions", "study", "study_repro:real")
+    assert main(["repro", "study", "--real", "--model", "builtin", "--json"]) == 0
+    assert last_line(capsys)["model"] == "household"
+    for words, said in (
+        (["--real", "--cpu"], "--real has one size"),
+        (["--model", "builtin"], "--model goes with --real"),
+        (["--real", "--model", "hf:/nowhere"], "there is no folder /nowhere"),
+    ):
+        assert main(["repro", "study", *words]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["repro", "others", "--real"]) == 2
+    assert "no real reproduction 'others'" in capsys.readouterr().err
 
 
 def test_another_first_seed_has_cells_of_its_own(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
@@ -142,7 +161,7 @@ def test_figures_name_commit_versions_and_machine(study: types.ModuleType, capsy
     out = tmp_path / "study.json"
     assert main(["repro", "study", "--out", str(out)]) == 0
     figures = json.loads(out.read_text())
-    assert set(figures) == {"size", "versions", "machine", "caveats", "slug", "passed", "checks", "seconds", "commit"}
+    assert set(figures) == {"size", "versions", "machine", "caveats", "slug", "passed", "checks", "seconds", "commit", "model"}
     assert {"ramify", "python", "torch", "numpy"} <= set(figures["versions"])
     assert figures["machine"]["cores"] >= 1
 

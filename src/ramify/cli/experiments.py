@@ -1,7 +1,7 @@
 """Reproductions and cases of methods, found by entry point: they come in a separate distribution, or a third party's.
 
 Groups: ``ramify.experiments`` (what ``ramify repro`` and ``ramify check method`` call, of ``ramify-experiments`` alone),
-``ramify.reproductions`` and ``ramify.cases`` (of any distribution; the name is the method's slug).
+``ramify.reproductions``, ``ramify.real_reproductions`` and ``ramify.cases`` (of any distribution; the name is the method's slug).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def chosen(group: str, name: str) -> list[str]:
     """``name``, or every name of the group for ``all``. Raises UserError with the nearest name where there is none."""
     known = list(found(group))
     if name != "all" and name not in known:
-        raise UserError(f"no {group.removesuffix('s')} '{name}' ({nearest(name, ['all', *known])})")
+        raise UserError(f"no {group.removesuffix('s').replace('_', ' ')} '{name}' ({nearest(name, ['all', *known])})")
     return known if name == "all" else [name]
 
 

@@ -22,6 +22,10 @@ def repro(
     quick: Annotated[
         bool, option("--quick", help="One seed, at most a minute, looser thresholds. The default for 'all'.")
     ] = False,
+    real: Annotated[
+        bool, option("--real", help="The method's headline on a real pretrained model: at most ten minutes on two cores.")
+    ] = False,
+    model: Annotated[str, option(help="With --real: the pretrained model, a folder or a GGUF file as gguf:FILE.")] = "smollm2",
     seed: Annotated[int, option(min=0, help="The first seed; the others follow it.")] = 0,
     fresh: Annotated[bool, option("--fresh", help="Discard the results of an earlier, interrupted call.")] = False,
     backend: Annotated[
@@ -35,6 +39,11 @@ def repro(
     """
     if gpu and (cpu or quick):
         raise UserError("choose --gpu or --cpu, and with --cpu --quick where it should take at most a minute")
-    size = "gpu" if gpu else "quick" if quick or (slug == "all" and not cpu) else "cpu"
-    reports: Iterator[Result] = experiments.command("repro")(slug, size, seed=seed, fresh=fresh, backend=backend, out=out)
+    if real and (gpu or cpu or quick):
+        raise UserError("--real has one size: leave out --cpu, --gpu and --quick")
+    if model != "smollm2" and not real:
+        raise UserError("--model goes with --real: the other sizes train their own models")
+    size = "real" if real else "gpu" if gpu else "quick" if quick or (slug == "all" and not cpu) else "cpu"
+    run = experiments.command("repro")
+    reports: Iterator[Result] = run(slug, size, seed=seed, fresh=fresh, backend=backend, out=out, model=model)
     return reports
