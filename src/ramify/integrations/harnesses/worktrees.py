@@ -1,8 +1,8 @@
 """A command as an agent, in a work tree of its own: what its files are after every step is a commit,
 and a branch has them from there.
 
-The repository that it was made of is not touched but for commits under ``refs/ramify/``, which keep the recorded states: the work
-tree has refs of its own (``git worktree`` would share them, and a branch of one attempt would be there in the next), and reads the
+The repository that it was made of is not touched but for commits under ``refs/ramify/``, which keep the recorded states: the
+work tree has refs of its own (a worktree of git shares them, and a branch of one attempt is there in the next), and reads the
 repository's objects where they lie. Files that git ignores are not recorded.
 """
 
