@@ -31,7 +31,8 @@ def imported(folder: Path, name: str, attempts: Sequence[tuple[str, float | None
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> dict:
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
+    found: dict = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
 
 
 def test_published_pass_hat_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
