@@ -94,6 +94,7 @@ def why(
     from ramify.jobs.why.ask import explained, most_samples, plays_again
     from ramify.jobs.why.attempts import asked
     from ramify.jobs.why.moves import lost_by_tool, worst_moves
+    from ramify.jobs.why.parting import first_partings, judged, whole_differences
     from ramify.jobs.why.question import WhyQuestion
     from ramify.rollout.stored import WhoPlays
     from ramify.trace.db import Run
@@ -112,7 +113,9 @@ def why(
         found = [explained(opened, view, deciding, question, who, *told) for view in views]
         if every:
             caveats = dict.fromkeys(caveat for one in found for caveat in one.caveats)
-            return WhyAll(tuple(found), lost_by_tool(found), caveats=tuple(caveats))
+            tasks = judged(opened, deciding)
+            partings, differences = first_partings(tasks), whole_differences(tasks)
+            return WhyAll(tuple(found), lost_by_tool(found), partings, differences, caveats=tuple(caveats))
         answer = found[0]
         if changes and answer.counterfactual and answer.node is None:
             answer = replace(answer, do=())

@@ -34,7 +34,8 @@ def alternatives(case: AskedAttempt, t: int, there: Sequence[Passage]) -> tuple[
 
 _CALL = re.compile(r"^([\w.-]+)\((?=\{|\))", re.MULTILINE)
 """A call of a tool as :meth:`ramify.trace.message.Message.spoken` has it."""
-_MESSAGE = "(no call)"
+NO_CALL = "(no call)"
+"""Stands for a reply that calls no tool, of agents that call some."""
 
 
 def tools_of(actions: Sequence[str]) -> list[str]:
@@ -42,7 +43,7 @@ def tools_of(actions: Sequence[str]) -> list[str]:
     together."""
     calls = [_CALL.search(named_calls(action)) for action in actions]
     if any(calls):
-        return [call[1] if call else _MESSAGE for call in calls]
+        return [call[1] if call else NO_CALL for call in calls]
     return [head(action) for action in actions]
 
 

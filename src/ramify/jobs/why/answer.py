@@ -11,6 +11,7 @@ from ramify.base.errors import EXIT_BUDGET, EXIT_DONE
 from ramify.base.words import plural
 from ramify.env.tools import effect_options
 from ramify.jobs.why import tables
+from ramify.jobs.why.parting import FirstParting, WholeDifference
 from ramify.jobs.why.records import LEAST, Alternative, Chance, Helped, LostByTool, Share, StepChance, ToolMove
 from ramify.render.result import Result, Section
 
@@ -150,6 +151,10 @@ class WhyAll(Result):
     all: tuple[Why, ...]
     tools: tuple[LostByTool, ...]
     """The tool that loses most first."""
+    partings: tuple[FirstParting, ...] = ()
+    """Of each task, the first step where its attempts part."""
+    differences: tuple[WholeDifference, ...] = ()
+    """What attempts as a whole have or lack, the strongest first."""
 
     @property
     def exit_code(self) -> int:
@@ -167,5 +172,9 @@ class WhyAll(Result):
         yield Section.of("", count, tables.lost(rows))
         if self.tools:
             yield tables.tools(self.tools)
+        if self.partings:
+            yield tables.partings(self.partings)
+        if self.differences:
+            yield tables.differences(self.differences)
         worst = min(self.all, key=lambda one: (one.verdict == "none", one.change or 0.0))
         yield Section.of("the worst of them", worst.headline, f"Look at it: `{worst.command}`")

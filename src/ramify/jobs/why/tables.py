@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ramify.base.words import plural
+from ramify.jobs.why.parting import FirstParting, WholeDifference
 from ramify.jobs.why.records import Alternative, Chance, Helped, LostByTool, Share, StepChance, StepShare, ToolMove
 from ramify.render.numbers import p_value, percent, percent_interval, points, points_interval
 from ramify.render.result import Cell, Folded, Part, Section, table
@@ -13,6 +14,10 @@ ROWS = 16
 """Steps and alternatives that are shown at once; --json and the run have all of them."""
 TOOLS = 8
 """Tools whose worst move is shown."""
+WIDE = 60
+"""Characters of what was done at a parting."""
+MOST_WAYS = 4
+"""Ways at one parting that are shown."""
 LONGEST = 200
 """Characters of an action."""
 
@@ -99,6 +104,37 @@ def moves(found: Sequence[ToolMove]) -> Section:
     head = ("tool", "steps", "worst move", "did it", "did not", "reward difference", "p, corrected", "node")
     title = "where the attempts of all tasks part (those that are there, without forks: not a counterfactual)"
     return Section.of(title, table(head, rows[:TOOLS]))
+
+
+def partings(found: Sequence[FirstParting]) -> Section:
+    """Where attempts at each task part first."""
+    rows = [
+        (
+            each.task,
+            each.step,
+            f"{named(way.action)[:WIDE]}: {way.k} of {way.n}",
+            p_value(each.p) if first else "",
+            each.node[:12] if first else "",
+        )
+        for each in found[:TOOLS]
+        for first, way in zip([True] + [False] * MOST_WAYS, each.ways[:MOST_WAYS], strict=False)
+    ]
+    left = f" ({len(found) - TOOLS} more tasks are left out)" if len(found) > TOOLS else ""
+    title = f"where attempts at one task part first, and how each way fared{left}"
+    return Section.of(title, table(("task", "step", "what they did: successes", "p, alike", "node before"), rows))
+
+
+def differences(found: Sequence[WholeDifference]) -> Section:
+    """What good and bad attempts differ in."""
+    rows = [
+        (each.what, f"{each.having.k} of {each.having.n}", f"{each.lacking.k} of {each.lacking.n}", p_value(each.p_corrected))
+        for each in found[:TOOLS]
+    ]
+    compared = plural(len(found), "difference")
+    says = f"A first guess, and no cause: attempts differ in more than that. {compared} compared within tasks."
+    none = "" if any(each.p_corrected <= 0.05 for each in found) else "None of them is beyond chance."
+    head = ("an attempt that", "succeeded", "others succeeded", "p, corrected")
+    return Section.of("what good and bad attempts differ in", table(head, rows), says, none) if rows else Section.of("")
 
 
 def lost(rows: Iterable[tuple[str, str | None, str, Alternative | None, str | None]]) -> Part:
