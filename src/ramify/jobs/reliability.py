@@ -82,13 +82,13 @@ class TestedRun(Result):
         rows += [(f"pass^{k}", *_told(each)) for k, each in self.all_of.items() if k > 1]
         if self.flips is not None:
             rows.append(("flip rate", *_told(self.flips)))
-        one = self.success.tasks == 1
+        single = self.success.tasks == 1
         means = "pass^k: k attempts at one task all succeed. Flip rate: two of them end differently. "
         yield Section.of(
             "",
             f"{self.run}: {plural(sum(row.n for row in self.tasks), 'attempt')} at {plural(len(self.tasks), 'task')}",
             table(("", "share", "95 % interval", "tasks"), rows),
-            means + f"Intervals are of {'further attempts at this task' if one else 'other tasks of this kind'}.",
+            means + f"Intervals are of {'further attempts at this task' if single else 'other tasks of this kind'}.",
             f"To tell another version from this one, where it is {points(self.difference, 0).lstrip('+')} points better or worse "
             f"at these tasks: {plural(self.needed, 'attempt')} at each task by each version (4 times in 5).",
         )
@@ -158,7 +158,9 @@ def reliability(run: Run, scorer: str | None = None, difference: float = 0.1) ->
     counts = {task: each for task, each in counts_of_tasks(run, scorer).items() if each.n}
     over = _success(counts)
     most = max(each.n for each in counts.values())
-    each_k = {k: found for k in (1, 2, 3, 4, 8, 16, 32) if k <= most and (found := all_of(list(counts.values()), k)) is not None}
+    each_k = {
+        k: over_k for k in (1, 2, 3, 4, 8, 16, 32) if k <= most and (over_k := all_of(list(counts.values()), k)) is not None
+    }
     fewest = min(each.n for each in counts.values())
     few = [] if fewest == most else [f"tasks have {fewest} to {most} attempts: pass^k is of those with k or more"]
     if most < 2:
@@ -182,16 +184,16 @@ def reliability(run: Run, scorer: str | None = None, difference: float = 0.1) ->
 
 def _success(counts: Mapping[str, Counts]) -> OverTasks:
     hits = [hit for each in counts.values() for hit in [True] * each.k + [False] * (each.n - each.k)]
-    found = clustered_share(hits, [task for task, each in counts.items() for _ in range(each.n)])
-    assert found is not None
-    return OverTasks(found.value, found.interval or wilson(found.k, found.n), found.clusters)
+    share = clustered_share(hits, [task for task, each in counts.items() for _ in range(each.n)])
+    assert share is not None
+    return OverTasks(share.value, share.interval or wilson(share.k, share.n), share.clusters)
 
 
 def compared(first: Run, second: Run, scorer: str | None = None, difference: float = 0.1) -> TestedVersions:
     """The second run against the first. Raises UserError where no task has outcomes of both."""
     a, b = counts_of_tasks(first, scorer), counts_of_tasks(second, scorer)
     try:
-        found = compare_versions(a, b)
+        versus = compare_versions(a, b)
     except ValueError:
         names = next(iter(a)), next(iter(b))
         raise UserError(
@@ -200,18 +202,18 @@ def compared(first: Run, second: Run, scorer: str | None = None, difference: flo
         ) from None
     apart = [
         f"{plural(count, 'task')} of {run.folder} alone {'is' if count == 1 else 'are'} not compared"
-        for run, count in zip((first, second), found.only, strict=True)
+        for run, count in zip((first, second), versus.only, strict=True)
         if count
     ]
-    both = [a[name] + b[name] for name in found.tasks]
+    both = [a[name] + b[name] for name in versus.tasks]
     return TestedVersions(
         first=str(first.folder),
         second=str(second.folder),
-        difference=found.difference,
-        interval=found.interval,
-        p=found.p,
-        differing=found.differing,
-        tasks=found.tasks,
+        difference=versus.difference,
+        interval=versus.interval,
+        p=versus.p,
+        differing=versus.differing,
+        tasks=versus.tasks,
         wanted=difference,
         needed=attempts_needed(both, difference),
         caveats=tuple(apart),

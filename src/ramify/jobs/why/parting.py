@@ -62,18 +62,18 @@ class WholeDifference:
 
 def judged(run: Run, deciding: Decider) -> dict[str, list[View]]:
     """Judged attempts from the beginning of every task, forks not among them."""
-    found: dict[str, list[View]] = {}
+    tasks: dict[str, list[View]] = {}
     for info in sorted(run.trees(), key=lambda each: each.name):
         for view in attempts_in(run, info, deciding):
             if not view.fork and view.success is not None and view.broken_off is None and view.steps:
-                found.setdefault(view.cohort, []).append(view)
-    return found
+                tasks.setdefault(view.cohort, []).append(view)
+    return tasks
 
 
 def first_partings(tasks: Mapping[str, Sequence[View]]) -> tuple[FirstParting, ...]:
     """Of each task with several attempts the first step where they part: the ways that fared most differently first."""
-    found = [parting for task, views in tasks.items() if (parting := first_parting(task, views)) is not None]
-    return tuple(sorted(found, key=lambda each: (each.p, each.task)))
+    partings = [parting for task, views in tasks.items() if (parting := first_parting(task, views)) is not None]
+    return tuple(sorted(partings, key=lambda each: (each.p, each.task)))
 
 
 def first_parting(task: str, views: Sequence[View]) -> FirstParting | None:
@@ -119,15 +119,15 @@ def whole_differences(tasks: Mapping[str, Sequence[View]]) -> tuple[WholeDiffere
     traits = [[_traits(view, [next(tools) for _ in view.steps], longest[i]) for view in views] for i, views in enumerate(groups)]
     for name in dict.fromkeys(name for views in traits for each in views for name in each):
         features[name] = [[name in each for each in views] for views in traits]
-    found = []
+    compared = []
     for what, has in features.items():
         having, lacking = ([_counted(views, has[i], value) for i, views in enumerate(groups)] for value in (True, False))
         a, b = (sum(side, Counts(0, 0)) for side in (having, lacking))
         if a.n and b.n:
             p = fisher_stratified([(each.k, each.n) for each in having], [(each.k, each.n) for each in lacking])
-            found.append((what, a, b, p))
-    corrected = holm([p for *_, p in found]) if found else []
-    rows = [WholeDifference(*row, after) for row, after in zip(found, corrected, strict=True)]
+            compared.append((what, a, b, p))
+    corrected = holm([p for *_, p in compared]) if compared else []
+    rows = [WholeDifference(*row, after) for row, after in zip(compared, corrected, strict=True)]
     return tuple(sorted(rows, key=lambda row: (row.p, row.what)))
 
 
