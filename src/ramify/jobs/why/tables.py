@@ -106,7 +106,7 @@ def moves(found: Sequence[ToolMove]) -> Section:
     return Section.of(title, table(head, rows[:TOOLS]))
 
 
-def partings(found: Sequence[FirstParting]) -> Section:
+def partings(tasks: Sequence[FirstParting]) -> Section:
     """Where attempts at each task part first."""
     rows = [
         (
@@ -116,23 +116,23 @@ def partings(found: Sequence[FirstParting]) -> Section:
             p_value(each.p) if first else "",
             each.node[:12] if first else "",
         )
-        for each in found[:TOOLS]
+        for each in tasks[:TOOLS]
         for first, way in zip([True] + [False] * MOST_WAYS, each.ways[:MOST_WAYS], strict=False)
     ]
-    left = f" ({len(found) - TOOLS} more tasks are left out)" if len(found) > TOOLS else ""
+    left = f" ({len(tasks) - TOOLS} more tasks are left out)" if len(tasks) > TOOLS else ""
     title = f"where attempts at one task part first, and how each way fared{left}"
     return Section.of(title, table(("task", "step", "what they did: successes", "p, alike", "node before"), rows))
 
 
-def differences(found: Sequence[WholeDifference]) -> Section:
+def differences(compared: Sequence[WholeDifference]) -> Section:
     """What good and bad attempts differ in."""
     rows = [
         (each.what, f"{each.having.k} of {each.having.n}", f"{each.lacking.k} of {each.lacking.n}", p_value(each.p_corrected))
-        for each in found[:TOOLS]
+        for each in compared[:TOOLS]
     ]
-    compared = plural(len(found), "difference")
-    says = f"A first guess, and no cause: attempts differ in more than that. {compared} compared within tasks."
-    none = "" if any(each.p_corrected <= 0.05 for each in found) else "None of them is beyond chance."
+    count = plural(len(compared), "difference")
+    says = f"A first guess, and no cause: attempts differ in more than that. {count} compared within tasks."
+    none = "" if any(each.p_corrected <= 0.05 for each in compared) else "None of them is beyond chance."
     head = ("an attempt that", "succeeded", "others succeeded", "p, corrected")
     return Section.of("what good and bad attempts differ in", table(head, rows), says, none) if rows else Section.of("")
 
