@@ -39,6 +39,11 @@ VERBS: tuple[Verb, ...] = (
     Verb("test run --json", after="rollout"),
     Verb(f"rollout --count 1 --attempts 3 {HALL} --out run --json", name="rollout-hall"),
     Verb("why run --n 24 --json", after="rollout-hall", name="why-describe"),
+    Verb(
+        "fix run {node} --rule 'Go left.' --n 4 --tasks 2 --attempts 2 --write kept.json --json",
+        after="rollout-hall",
+        passes=("kept.json",),
+    ),
     Verb("why run --share --n 8 --describe 0 --json", after="rollout-hall", name="why-share"),
     Verb(
         f"cliffs scan {FORKED} --problems {{in}}/problems.jsonl --samples 2 --max-tokens 4 --n 16 --out scan --json",

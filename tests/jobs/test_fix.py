@@ -1,0 +1,107 @@
+"""`ramify fix`: an edit that helps is accepted at tasks that its screening never saw, and one that changes nothing is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from halls import Halls
+
+import ramify
+from ramify.base.errors import UserError
+from ramify.base.seeds import generator
+from ramify.cli.main import main
+from ramify.jobs.fix import FixQuestion, check_candidates, fix
+from ramify.model.scripted import ScriptedModel
+from ramify.rollout.stored import WhoPlays
+from ramify.trace.db import Run
+from ramify.trace.outcome import settled
+
+HELPS, REWORDS = "Go left at every door.", "Please be kind at every door."
+
+
+def walker() -> ScriptedModel:
+    """Goes left half of the time, and nearly always where it is told to."""
+
+    def says(messages: Sequence[Any], key: int) -> str:
+        told = any(HELPS in message.text for message in messages if message.role == "system")
+        return "left" if generator(key, "walker").random() < (0.97 if told else 0.5) else "right"
+
+    return ScriptedModel(says)
+
+
+def played(path: Path, tasks: int = 5, seed: int = 0) -> tuple[Path, str]:
+    """A run, and the reply at the second door of an attempt, of one that failed where there is one."""
+    ramify.play(walker(), Halls(), [{"id": f"t{i}"} for i in range(tasks)], attempts=4, out=path, seed=seed)
+    with Run.open(path) as run:
+        lost = min(run.attempts("t0"), key=lambda record: bool(record.success))
+        replies = [node.id for node, _ in run.tree("t0").path(lost.leaf).segments if node.role == "assistant"]
+    return path, replies[1]
+
+
+def fixed(path: Path, node: str, question: FixQuestion, **rules: str) -> Any:
+    edits = check_candidates({name: {"rule": {"add": text}} for name, text in rules.items()})
+    with Run.open(path, write=True) as run:
+        return fix(run, edits, settled(run), node, question, WhoPlays(walker(), Halls()))
+
+
+def test_the_edit_that_helps_is_accepted(tmp_path: Path) -> None:
+    path, node = played(tmp_path / "run")
+    found = fixed(path, node, FixQuestion(n=24), left=HELPS, kind=REWORDS)
+    assert found.accepted == "left"
+    (confirmed,) = (each for each in found.confirmed if each.name == "left")
+    assert {each.task for each in confirmed.tasks} == {"t1", "t2", "t3", "t4"}  # not the one it was screened at
+    assert confirmed.difference > 0.25
+    assert f"+{HELPS}" in found.diffs["left"]
+    again = fixed(path, node, FixQuestion(n=24), left=HELPS, kind=REWORDS)
+    assert (again.confirmed, again.attempts) == (found.confirmed, found.attempts)  # read, not played
+
+
+@pytest.mark.slow
+def test_edits_that_change_nothing_are_accepted_at_most_at_the_level(tmp_path: Path) -> None:
+    accepted = screened = 0
+    for i in range(30):
+        path, node = played(tmp_path / str(i), tasks=4, seed=i)
+        rules = {f"wording {j} of {i}": f"{REWORDS} ({i}.{j})" for j in range(3)}
+        found = fixed(path, node, FixQuestion(attempts=6, level=0.1), **rules)
+        accepted, screened = accepted + (found.accepted is not None), screened + len(found.confirmed)
+    assert screened > 8  # the screening alone lets about one in five pass
+    assert accepted <= 7
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, node = played(tmp_path / "run")
+    monkeypatch.setattr("halls.walker", walker, raising=False)
+    who = ("--model", "factory:halls:walker", "--env", "factory:halls:Halls")
+    edit = tmp_path / "left.json"
+    edit.write_text(json.dumps({"rule": {"add": HELPS}}))
+    capsys.readouterr()
+    assert main(["fix", str(path), node[:12], "--rule", REWORDS, "--dry-run", "--json"]) == 0
+    assert "96" in capsys.readouterr().out  # twice 16 at the step and 8 at each of 4 tasks
+    assert main(["fix", str(path), node, "--try", str(edit), *who]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "left.json helps" in out
+    assert "Nothing was written" in out
+    kept = tmp_path / "kept.json"
+    assert main(["fix", str(path), node, "--try", str(edit), "--write", str(kept), *who]) == 0
+    assert json.loads(kept.read_text()) == {"rule": {"add": HELPS}}
+    assert main(["show", str(path)]) == 0
+    assert "left.json helps" in " ".join(capsys.readouterr().out.split())
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, node = played(tmp_path / "run", tasks=2)
+    (tmp_path / "append.json").write_text('{"append": " left"}')
+    for words, said in (
+        ([node], "there is no candidate"),
+        ([node, "--try", str(tmp_path / "append.json")], "means the same at every task"),
+        (["--rule", HELPS], "no step of"),
+        ([node, "--rule", HELPS, "--write", str(tmp_path / "no" / "x.json")], "there is no folder"),
+    ):
+        assert main(["fix", str(path), *words]) == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(UserError, match="means the same"):
+        check_candidates({"x": {"history": {"message": 0, "text": "no"}}})
