@@ -338,6 +338,8 @@ class Verb:
                 if lost and lost not in answer.caveats:  # what else could not be kept said so
                     say(f"warning: {lost}")
             code = max(code, answer.exit_code)
+        for host, server in verdicts.servers.items():
+            say(server.sentence(host))
         return code
 
     def _records(self) -> dict[str, Any]:

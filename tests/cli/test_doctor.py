@@ -10,8 +10,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from ramify.base import plugins
+from ramify.base.seeds import generator
 from ramify.cli import doctor
+from ramify.model.scripted import ScriptedModel
+from ramify.trace.db import Run
 from tests.engine.kernels import Kernels
+from tests.model.model_server import NAME, ModelServer, serving
 
 
 def rows(record: dict) -> dict[tuple[str, str], dict]:
@@ -121,3 +125,34 @@ def test_endpoints_are_tried_and_no_secret_is_shown(verb, here, monkeypatch: pyt
     assert "tiny-model" in found[0]["text"]
     assert done.code == 1
     assert "canary-secret" not in done.out + done.err
+
+
+def test_what_was_found_of_a_server_goes_with_every_result_through_it(verb, here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_CACHE", str(here / "cache"))
+    replies: dict[str, str] = {}
+
+    def fresh(messages, key: int) -> str:
+        return " ".join(map(str, generator(key, *[message.text for message in messages]).integers(1, 9, 3)))
+
+    def kept(messages, key: int) -> str:
+        return replies.setdefault(messages[-1].text, fresh(messages, key))
+
+    server = ModelServer(chat=ScriptedModel(kept, tokens=False))
+    with serving(server.app) as url:
+        measure = "doctor", "--endpoint", url, "--model", NAME, "--samples", "8", "--json"
+        found = verb(*measure).json
+        assert found["draws"]["one_reply"]
+        assert rows(found)["endpoint", f"draws of {NAME}"]["status"] == "warning"
+        play = "rollout", "--model", f"chat:{NAME}@{url}", "--env", "chain", "--count", "1", "--json"
+        assert any("one reply to every seed" in text for text in verb(*play, "--out", "one").json["caveats"])
+        with Run.open(here / "one") as run:
+            (entry,) = run.journal("environment", "versions")
+        assert "one reply to every seed" in entry.payload["server"]
+        server.chat = ScriptedModel(fresh, tokens=False)
+        assert rows(verb(*measure).json)["endpoint", f"draws of {NAME}"]["status"] == "ok"
+        assert verb(*play, "--out", "two").json["caveats"] == []
+
+
+def test_draws_are_measured_of_one_server_by_its_url(verb, here) -> None:
+    done = verb("doctor", "--endpoint", "chat:a@http://127.0.0.1:9/v1", "--model", "a")
+    assert (done.code, "by its URL alone" in done.err) == (2, True)

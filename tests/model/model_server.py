@@ -51,6 +51,8 @@ class ModelServer:
         self.headers: list[dict[str, str]] = []
         self.before: Callable[[dict[str, Any]], Any] = lambda body: None
         self.seeded = True
+        self.count: Callable[[int], int] = lambda words: words
+        """Tokens of a prompt of so many words, as it counts them."""
         self._calls = 0
         self.app = Starlette(
             routes=[
@@ -95,7 +97,8 @@ class ModelServer:
         (completion,) = await self.chat.sample(Prefix(messages=messages), 1, settings, [key])
         message = {"role": "assistant", "content": completion.text, **(completion.data or {})}
         finish = {"eos": "stop"}.get(completion.stop, completion.stop)
-        usage = {"prompt_tokens": len(messages), "completion_tokens": len(completion.text)}
+        words = self.count(sum(len(message.text.split()) for message in messages))
+        usage = {"prompt_tokens": words, "completion_tokens": len(completion.text)}
         return JSONResponse(
             {"model": NAME, "usage": usage, "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
         )

@@ -1,12 +1,14 @@
-"""What judges said while a verb ran, and how replies ended, so that a judge that never varies is named and replies that a limit
-cut are counted, whichever verb it was for."""
+"""What judges said while a verb ran, how replies ended, and what servers counted, so that a judge that never varies is named and
+replies that a limit cut and prompts that a server had computed before are counted, whichever verb it was for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+
+from ramify.base.words import plural
 
 LEAST = 8
 """Texts that a judge must have judged before its sameness is said: fewer are often alike."""
@@ -19,6 +21,27 @@ SHARE = 0.1
 
 
 @dataclass
+class ServedTokens:
+    """What a server counted: replies, the tokens of their prompts, those of them that it had in its cache, tokens sampled."""
+
+    replies: int = 0
+    prompt: int = 0
+    cached: int = 0
+    silent: int = 0
+    """Replies of which it did not say how much of the prompt was cached."""
+    sampled: int = 0
+    caution: str = ""
+    """What is known of how it draws."""
+
+    def sentence(self, host: str) -> str:
+        """In one sentence."""
+        share = f"{self.cached:,} of them cached ({self.cached / max(self.prompt, 1):.0%})"
+        if self.silent:
+            share = "how many were cached it does not say" if self.silent == self.replies else f"at least {share}"
+        return f"{host}: {plural(self.replies, 'reply')}, {self.prompt:,} tokens of prompts, {share}, {self.sampled:,} sampled"
+
+
+@dataclass
 class Verdicts:
     """The values that each judge gave, and how often it gave one; replies, and those of them that a limit cut."""
 
@@ -26,10 +49,13 @@ class Verdicts:
     counts: dict[str, int] = field(default_factory=dict)
     replies: int = 0
     cut: int = 0
+    servers: dict[str, ServedTokens] = field(default_factory=dict)
+    """By host."""
 
     def caveats(self) -> Iterator[str]:
         """What a reader of any result must know of them."""
         yield from self.constant()
+        yield from dict.fromkeys(server.caution for server in self.servers.values() if server.caution)
         if self.replies >= LEAST and self.cut >= SHARE * self.replies:
             yield (
                 f"{self.cut} of {self.replies} replies were cut by their limit of tokens before they ended, and what they lack "
@@ -76,3 +102,15 @@ def ended(purpose: str, stops: Iterable[str]) -> None:
         each = list(stops)
         verdicts.replies += len(each)
         verdicts.cut += each.count("length")
+
+
+def served(host: str, usage: Mapping[str, int], caution: str = "") -> None:
+    """A server answered and counted ``prompt_tokens``, ``completion_tokens`` and perhaps ``cached_tokens``."""
+    verdicts = _collected.get()
+    if verdicts is not None and (usage or caution):
+        server = verdicts.servers.setdefault(host, ServedTokens())
+        server.replies, server.caution = server.replies + 1, caution or server.caution
+        server.prompt += usage.get("prompt_tokens", 0)
+        server.cached += usage.get("cached_tokens", 0)
+        server.silent += "cached_tokens" not in usage
+        server.sampled += usage.get("completion_tokens", 0)

@@ -1,4 +1,5 @@
-"""``ramify doctor``: the environment check: what works on this machine, and what is missing. It changes nothing."""
+"""``ramify doctor``: the environment check: what works on this machine, and what is missing. It changes nothing, but that what
+was measured of a server is kept."""
 
 from __future__ import annotations
 
@@ -13,13 +14,17 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ramify.base import extras, plugins
-from ramify.base.errors import EXIT_FAILED, NeedsError
+from ramify.base.errors import EXIT_FAILED, NeedsError, RamifyError, UserError
 from ramify.base.version import VERSION
+from ramify.base.waiting import wait_for
 from ramify.kit import Verbs, only_for, option
 from ramify.render.result import Result, Section, table
+
+if TYPE_CHECKING:
+    from ramify.jobs.server_null import ServerDraws
 
 app = Verbs("doctor")
 
@@ -75,6 +80,8 @@ class Installation(Result):
     ok: bool
     """Nothing is broken."""
     findings: tuple[InstalledPart, ...]
+    draws: ServerDraws | None = None
+    """How the server that was named draws."""
 
     @property
     def exit_code(self) -> int:
@@ -89,6 +96,8 @@ class Installation(Result):
         )
         score = f"broken: {', '.join(broken)}" if broken else "everything that is installed works"
         score += f"; warnings: {', '.join(warned)}" if warned else ""
+        if self.draws is not None:
+            yield from self.draws.sections()
         yield Section.of("", table(("topic", "what", "status", ""), rows), score)
 
 
@@ -121,6 +130,18 @@ def doctor(
     roofs: Annotated[
         bool, option("--roofs", help="Measure the roofs of one core again, which `kernel-search` compares kernels with.")
     ] = False,
+    model: Annotated[
+        str | None,
+        option(
+            metavar="NAME",
+            help="Measure whether this model at the --endpoint draws the same alone, after other requests and among them; what "
+            "is found is kept, and results through it say so.",
+        ),
+    ] = None,
+    samples: Annotated[int, option(help="With --model: replies in each of the four arms.", min=8)] = 24,
+    level: Annotated[
+        float, option(help="With --model: chance of calling a server different that draws the same.", min=1e-6, max=0.5)
+    ] = 0.05,
     allow_unsandboxed: Annotated[
         bool, option("--allow-unsandboxed", help="With --roofs: measure with limits only where nothing isolates.")
     ] = False,
@@ -129,13 +150,16 @@ def doctor(
     Exit code 1: something installed is broken."""
     if not roofs:
         only_for("doctor without --roofs", allow_unsandboxed=allow_unsandboxed)
+    if model is not None and (len(endpoint or ()) != 1 or ":" in (endpoint or [""])[0].partition("://")[0]):
+        raise UserError("--model measures one server: name it by its URL alone, as in --endpoint http://127.0.0.1:8000/v1")
     findings = Findings()
     listed = re.split(r"[\s,]+", os.environ.get(ENDPOINTS, "").strip()) if os.environ.get(ENDPOINTS, "").strip() else []
     for part in (_versions, _machine, _store, _engine, _real, _extras, _plugins, _sandbox, _browser):
         part(findings)
     _kernels(findings, roofs, allow_unsandboxed)
     _endpoints(findings, [*listed, *(endpoint or [])])
-    return Installation(all(finding.status != "broken" for finding in findings.rows), tuple(findings.rows))
+    draws = None if model is None else _draws(findings, (endpoint or [""])[0], model, samples, level)
+    return Installation(all(finding.status != "broken" for finding in findings.rows), tuple(findings.rows), draws)
 
 
 def _versions(findings: Findings) -> None:
@@ -326,3 +350,22 @@ def _endpoints(findings: Findings, urls: list[str]) -> None:
         if seen["offers"]:
             text += f"; offers {', '.join(seen['offers'])}"
         findings.add("endpoint", seen["url"] or "(unreadable)", "ok" if seen["ok"] else "broken", text)
+
+
+def _draws(findings: Findings, url: str, name: str, samples: int, level: float) -> ServerDraws | None:
+    """Whether a model at an endpoint draws the same whatever was asked before; what is found is kept for later results."""
+    from ramify.jobs.server_null import server_draws
+    from ramify.model.cautions import keep_caution
+    from ramify.model.endpoint import HttpModel
+    from ramify.render.terminal import progress
+
+    try:
+        model = HttpModel(url, name)
+        with progress("doctor", kept="nothing was kept") as bar:
+            draws = wait_for(server_draws(model, samples, level, progress=bar))
+    except RamifyError as error:
+        findings.add("endpoint", f"draws of {name}", "broken", str(error))
+        return None
+    keep_caution(model.endpoint.url, name, draws.caution)
+    findings.add("endpoint", f"draws of {name}", "warning" if draws.caution else "ok", draws.sentence)
+    return draws

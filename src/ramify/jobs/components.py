@@ -27,10 +27,12 @@ HELD_OUT = 4
 
 
 def surroundings(model: Model) -> dict[str, Any]:
-    """What a run stores about the machine: versions of what is installed, cores, and of a local model its device,
-    the kernels and how sequences run on them."""
+    """What a run stores about the machine: versions of what is installed, cores, of a local model its device, the kernels and how
+    sequences run on them, of an endpoint what was found of how its server draws."""
     noted: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count() or 1}
     noted |= {name: metadata.version(name) for name in ("torch", "numpy", "transformers") if find_spec(name) is not None}
+    if caution := getattr(model, "caution", ""):
+        noted["server"] = caution
     if (exactness := getattr(model, "exactness", None)) is not None:
         from ramify.engine.devices import kernels
 
@@ -39,8 +41,9 @@ def surroundings(model: Model) -> dict[str, Any]:
 
 
 def cautions(model: Model) -> tuple[str, ...]:
-    """A caution for the reader of a result where sequences were not batch-invariant here; else none."""
-    text = getattr(getattr(model, "exactness", None), "caution", "")
+    """A caution for the reader of a result where sequences were not batch-invariant here, or a server was found to draw otherwise
+    after other requests; else none."""
+    text = getattr(getattr(model, "exactness", model), "caution", "")
     return (str(text),) if text else ()
 
 

@@ -21,7 +21,7 @@ from ramify.jobs.why.records import Chance, Helped
 from ramify.model.function import AnyModel
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.edits import check_edit
-from ramify.rollout.fork import fork
+from ramify.rollout.fork import WantedArm, arms
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import WhoPlays, episodes_in
 from ramify.stats.drops import Counts
@@ -82,17 +82,18 @@ def helped_in(
     if why.node is None or not why.counterfactual:
         raise UserError("--do changes the step that lost the attempt, and none stands out by forks")
     step = run.node(why.node)
-    trials: list[_Made] = []
-    control = Counts(0, 0)
     place = _Place(*episodes_in(run, step, who), why, n)
+    planned = [place.make(kind, value) for kind, value in wanted if kind != "policy"]
+    policies = [value for kind, value in wanted if kind == "policy"]
+    control = place.unchanged(place.step) if policies else None
     with place.played(on_attempt):
-        trials += [place.make(kind, value) for kind, value in wanted if kind != "policy"]
-        if any(kind == "policy" for kind, _ in wanted):
-            control = place.unchanged(place.step)
-    for value in [value for kind, value in wanted if kind == "policy"]:
+        trials = [change.counted(place.counts()) for change in planned]
+        without = Counts(0, 0) if control is None else place.counts()[control]
+    for value in policies:
         other = _Place(*episodes_in(run, step, replace(who, model=value)), why, n)
+        change = other.unchanged(other.step)
         with other.played(on_attempt):
-            trials.append(_Made("policy", value, other.step.id, other.unchanged(other.step), control))
+            trials.append(_Made("policy", value, other.step.id, other.counts()[change], without))
     rows = each_against(
         {str(i): ((trial.control.k, trial.control.n), (trial.changed.k, trial.changed.n)) for i, trial in enumerate(trials)}
     )
@@ -117,11 +118,28 @@ class _Made(NamedTuple):
         return Helped(*about, changed, control, row.difference, row.difference_interval, row.p_corrected)
 
 
+class _Planned(NamedTuple):
+    """One change as it is to be made: the arms with and without it, by their keys, or what they came to already."""
+
+    do: str
+    value: str
+    node: str
+    changed: str | Counts
+    control: str | Counts
+
+    def counted(self, counts: Mapping[str, Counts]) -> _Made:
+        """With what came of it."""
+        changed, control = (counts[arm] if isinstance(arm, str) else arm for arm in (self.changed, self.control))
+        return _Made(self.do, self.value, self.node, changed, control)
+
+
 class _Place:
-    """The step of an attempt at which changes are made."""
+    """The step of an attempt at which changes are made. All its arms are played in turns, those without a change among them."""
 
     def __init__(self, episodes: Episodes, task: Task, why: Why, n: int) -> None:
         self.episodes, self.task, self.why, self.n = episodes, task, why, n
+        self._wanted: dict[str, WantedArm] = {}
+        self._counts: dict[str, Counts] | None = None
         tree = episodes.load(why.tree)
         path = [node for node, _ in tree.path(why.attempt).segments]
         at = next(i for i, node in enumerate(path) if node.id == why.node)
@@ -136,33 +154,40 @@ class _Place:
         with self.episodes.committing():
             yield
 
-    def make(self, kind: str, value: str) -> _Made:
-        """One change, and what came of it."""
+    def counts(self) -> Mapping[str, Counts]:
+        """What came of each arm, by its key; played at the first call."""
+        if self._counts is None:
+            done = wait_for(arms(self.episodes, self.why.tree, self.task, list(self._wanted.values()), self.n))
+            self._counts = {key: arm.counts for key, arm in zip(self._wanted, done, strict=True)}
+        return self._counts
+
+    def make(self, kind: str, value: str) -> _Planned:
+        """One change, to be played."""
         if kind == "resample":
             seen = self._seen()
-            return _Made(kind, value, self.step.id, self.unchanged(self.step), self._ended(seen) or self.unchanged(seen))
+            return _Planned(kind, value, self.step.id, self.unchanged(self.step), self._ended(seen) or self.unchanged(seen))
         if kind == "action":
             value = value or self._best()
             said = unspoken(value) if self.step.data.get("tool_calls") else value  # as actions with calls are shown
-            return _Made(kind, value, self.step.id, self._fork(self.step, {"replace": said}), self.unchanged(self.step))
+            return _Planned(kind, value, self.step.id, self._fork(self.step, {"replace": said}), self.unchanged(self.step))
         if kind == "observation":
             seen = self._seen()
             if self._ended(seen):
                 raise UserError(f"--do observation: the attempt ended with the answer to node {self.step.id[:12]}")
-            return _Made(kind, value, seen.id, self._fork(seen, {"replace": value}), self.unchanged(seen))
+            return _Planned(kind, value, seen.id, self._fork(seen, {"replace": value}), self.unchanged(seen))
         edit = check_edit(_read(value))
         if edit is None or next(iter(edit)) not in CONTEXT:
             raise UserError(f"--do context: {value} must hold an edit of {', '.join(CONTEXT)}")
-        return _Made(kind, value, self.step.id, self._fork(self.step, edit), self.unchanged(self.step))
+        return _Planned(kind, value, self.step.id, self._fork(self.step, edit), self.unchanged(self.step))
 
-    def unchanged(self, node: Node) -> Counts:
-        """Forks at a node without any change."""
+    def unchanged(self, node: Node) -> str:
+        """Forks at a node without any change, by their key."""
         return self._fork(node, None)
 
-    def _fork(self, node: Node, edit: Mapping[str, Any] | None) -> Counts:
+    def _fork(self, node: Node, edit: Mapping[str, Any] | None) -> str:
         key = f"why/{json_hash([node.id, edit, self.episodes.provenance.hash])}"
-        done = wait_for(fork(self.episodes, self.why.tree, self.task, node.id, n=self.n, edit=edit, control=False, key=key))
-        return done.arm.counts
+        self._wanted[key] = WantedArm(node.id, None, check_edit(edit), key)
+        return key
 
     def _seen(self) -> Node:
         node = next((below for below in self.rest if below.role != "assistant"), None)

@@ -22,6 +22,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
+from ramify.base import verdicts
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
@@ -30,12 +31,13 @@ from ramify.base.waiting import wait_for
 from ramify.model import wire
 from ramify.model.address import Endpoint, EndpointLimits
 from ramify.model.anthropic import Anthropic
+from ramify.model.cautions import caution_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
 from ramify.model.protocol import Completion, Grammar, Identity, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.responses import Responses
-from ramify.model.sse import TYPE, EventParser, Heard, Withheld
+from ramify.model.sse import TYPE, EventParser, Heard, Withheld, check_event
 from ramify.model.streaming import Detokenizer, Piece, Pieces, rest_of, whole
 from ramify.model.tokenizer import HfTokenizer
 from ramify.model.translation import Translation
@@ -131,6 +133,11 @@ class HttpModel:
         """The model's name, a hash of endpoint and name (the weights are unknown), and that of the tokenizer in use."""
         tokenizer = self.tokenizer.hash if self.mode == "completions" else ""
         return Identity(self.model, stable_hash("endpoint", self.endpoint.url, self.mode, self.model), tokenizer)
+
+    @cached_property
+    def caution(self) -> str:
+        """What was found here of how its server draws (:mod:`ramify.model.cautions`); "" for nothing."""
+        return caution_of(self.endpoint.url, self.model)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -270,7 +277,10 @@ class HttpModel:
         for result in done:
             if isinstance(result, BaseException):
                 raise result
-        return [result for result in done if isinstance(result, Completion)]
+        replies = [result for result in done if isinstance(result, Completion)]
+        for reply in replies:
+            verdicts.served(self.endpoint.host, (reply.data or {}).get("usage", {}), self.caution)
+        return replies
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """See :class:`ramify.model.streaming.StreamingModel`. Pieces are passed on as they arrive; a failure is not retried.
@@ -336,6 +346,7 @@ class HttpModel:
 
         async with aclosing(self._events("/completions", body)) as events:
             async for event in events:
+                check_event(event, host)
                 usage, who = event.get("usage") or usage, who | self._heard_from(event)
                 for choice in wire.choices_of(event, host):
                     ids = wire.choice_ids(choice, self._pieces, self._limit, host)
@@ -537,7 +548,8 @@ class HttpModel:
                 text, ends, array = kept, ends[:count], array[:count]
                 logprobs = None if logprobs is None else logprobs[:count]
                 break
-        return Completion(text, stop, array, logprobs if plain else None, logprobs, None, ends, data or None)
+        scores = logprobs if plain else None
+        return Completion(text, stop, array, scores, logprobs, None, ends, data or None, cached=wire.cached_in(data))
 
     async def _score(self, row: list[int], scores: str = "", top_k: int = 0) -> TokenScores:
         if not row:
@@ -607,12 +619,21 @@ class HttpModel:
         a server may ignore seeds and always give one reply."""
         wild = replace(_LOOK, temperature=2.0)
         try:
-            first, again, *others = [await self._look(seed, dialect, wild) for seed in (1, 1, 2, 3)]
+            first, again, *others = [await self._seen(seed, dialect, wild) for seed in (1, 1, 2, 3)]
         except ProviderError as error:
             if error.again:
                 raise
             return False  # some hosted models take temperature 1 only
         return _same(first, again) and not all(_same(first, other) for other in others)
+
+    async def _seen(self, seed: int, dialect: Dialect, settings: Sampling) -> Completion:
+        """A look whose reply may be one that the server cannot read: that it cannot is what the seed gave."""
+        try:
+            return await self._look(seed, dialect, settings)
+        except ProviderError as error:
+            if error.kind != "unread":
+                raise
+            return Completion(error.message, "failed")
 
     async def _look(self, seed: int, dialect: Dialect, settings: Sampling = _LOOK) -> Completion:
         if self.chats:

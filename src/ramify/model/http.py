@@ -32,6 +32,7 @@ KINDS = {
     "cut": "the connection or the body broke off",
     "rate": "429: too many requests, or the quota is used up",
     "server": "5xx: the server failed",
+    "unread": "the server could not read what its own model sampled, and would sample the same again",
     "auth": "401 or 403: the key is missing, wrong or not allowed",
     "model": "the server does not have the model, or another model answered",
     "request": "any other 4xx: the server does not accept the request",
@@ -48,6 +49,8 @@ KINDS = {
 VERSION = "2023-06-01"
 """Of Anthropic's protocol, as its header ``anthropic-version`` says it."""
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
+UNREAD = re.compile("model produced output that does not match the expected")
+"""llama.cpp's words, with a 500, for a reply that its own parser refuses: bytes that are no UTF-8, an odd tool call."""
 _SHOWN = 300
 FIRST_WORD, SILENCE = 2.0, 60.0
 """Seconds without an answer after which a person is notified: of a server that never answered yet, and of one that did."""
@@ -310,14 +313,14 @@ class Transport:
                 detail = detail[name]
         page = re.search(r"(?is)^\s*<(?:!doctype\s+)?html.*?<title[^<>]*>([^<]*)<", text)
         reason = self._line(page[1] if page else detail if isinstance(detail, str) else text)
-        kind, final, again = "request", True, status in _AGAIN
+        kind, final, again = "request", True, status in _AGAIN and not UNREAD.search(reason)
         if status == 429:
             kind = "rate"
             again = "insufficient_quota" not in text
         elif status == 408:
             kind = "timeout"
         elif status >= 500:
-            kind = "server"
+            kind = "unread" if UNREAD.search(reason) else "server"
         elif status in (401, 403):
             kind = "auth"
         elif status == 404 and "model" in reason.lower():

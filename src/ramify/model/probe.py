@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 from ramify.base.errors import RamifyError
@@ -11,6 +12,9 @@ from ramify.base.waiting import wait_for
 from ramify.model.address import Endpoint, EndpointLimits
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError, Transport
+
+SAMPLED = 60.0
+"""Seconds that a sampled reply may take."""
 
 
 def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
@@ -34,7 +38,8 @@ def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
         names = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
         report["models"] = [name for name in names if isinstance(name, str)]
         if spec:
-            report["offers"] = sorted(HttpModel.named(spec[1], spec[2], limits=limits).capabilities)
+            slow = replace(limits, read=SAMPLED, total=SAMPLED)  # a reply of 16 tokens takes a while on a CPU
+            report["offers"] = sorted(HttpModel.named(spec[1], spec[2], limits=slow).capabilities)
         report["ok"] = True
     except ProviderError as error:
         report |= {"reachable": error.kind not in ("connection", "timeout", "cut"), "error": error.message, "kind": error.kind}

@@ -11,7 +11,7 @@ from typing import Any
 
 from ramify.model import wire
 from ramify.model.address import HIDDEN, Secret
-from ramify.model.http import ProviderError
+from ramify.model.http import UNREAD, ProviderError
 from ramify.model.protocol import Completion
 
 TYPE = r"text/event-stream"
@@ -273,6 +273,15 @@ def as_event(value: Mapping[str, Any]) -> bytes:
     return f"{name}data: {json.dumps(value, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
 
 
+def check_event(event: Mapping[str, Any], host: str) -> None:
+    """Raises ProviderError where an event of a stream says that the server failed."""
+    if event.get("error") is not None:
+        message = event["error"]
+        message = str(message.get("message", message) if isinstance(message, dict) else message)[:300]
+        unread = UNREAD.search(message) is not None
+        raise ProviderError("unread" if unread else "server", f"{host} broke the stream off: {message}", final=unread)
+
+
 class Heard:
     """The content of a streamed answer so far, by choice. ``who`` is the model that answered; ``done`` is set by who reads the
     stream, once the server said ``[DONE]``: a choice that did not say why it ended is whole then.
@@ -288,10 +297,7 @@ class Heard:
 
     def take(self, event: Mapping[str, Any]) -> list[tuple[int, str]]:
         """The new text of each choice in ``event``. Raises ProviderError on an error it reports, and on a malformed chunk."""
-        if event.get("error") is not None:
-            message = event["error"]
-            message = message.get("message", message) if isinstance(message, dict) else message
-            raise ProviderError("server", f"{self.host} broke the stream off: {str(message)[:300]}")
+        check_event(event, self.host)
         self.id = self.id or str(event.get("id") or "")[:200]
         self.usage = event.get("usage") or self.usage
         self.who = self.who or wire.who_answers(event)

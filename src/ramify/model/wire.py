@@ -226,7 +226,8 @@ def reply_of(choice: Mapping[str, Any], usage: Any, host: str) -> Completion:
         data["reasoning"] = clean(thought)
     if parts:
         data["content"] = parts
-    return Completion(text, stop, data=data | usage_of({"usage": usage}))
+    data |= usage_of({"usage": usage})
+    return Completion(text, stop, data=data, cached=cached_in(data))
 
 
 def said(message: Mapping[str, Any], host: str) -> tuple[str, str, list[Any] | None]:
@@ -319,6 +320,12 @@ def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:
     names = ("prompt_tokens", "completion_tokens", "cached_tokens")
     kept = {k: counts[k] for k in names if type(counts.get(k)) is int and 0 <= counts[k] < 1 << 53}
     return {"usage": kept} if kept else {}
+
+
+def cached_in(data: Mapping[str, Any]) -> int | None:
+    """Tokens of the prompt that a server says it had computed before; None where it does not say."""
+    cached: int | None = data.get("usage", {}).get("cached_tokens")
+    return cached
 
 
 def calls_in(message: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -6,9 +6,11 @@ An edit is one JSON object: see :mod:`ramify.rollout.edits`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -243,31 +245,83 @@ async def fork(
     node = episodes.load(tree).node(node_id)
     if node.role not in ("assistant", "user", "tool"):
         raise UserError(f"node {node_id} is a {node.role} message; fork at an agent's message or at an observation")
-    offset = _offset(episodes, node, offset, edit)
-    plan = _plan(episodes, node, offset, edit)
+    at = _offset(episodes, node, offset, edit)
+    plan = _plan(episodes, node, at, edit)
     if after == "keep":
-        return Fork(node.id, offset, edit, after, Arm(()), None, await _keep(episodes, node, offset, plan), plan.diff)
+        return Fork(node.id, at, edit, after, Arm(()), None, await _keep(episodes, node, at, plan), plan.diff)
     if after == "replay":
-        return Fork(node.id, offset, edit, after, Arm((await _replay(episodes, tree, task, node, edit),)), None, None, plan.diff)
-    await _try(episodes, plan, offset)  # or the control would be stored by the time the model refuses the edit
-    here = plan.node
+        return Fork(node.id, at, edit, after, Arm((await _replay(episodes, tree, task, node, edit),)), None, None, plan.diff)
+    wanted = [WantedArm(node.id, offset, edit, key, start)]
+    if edit and control:
+        wanted.append(WantedArm(node.id, at, key=key and f"{key}/control", start=None if start is None else start + n))
+    edited, *controls = await arms(episodes, tree, task, wanted, n, purpose)
+    return Fork(node.id, at, edit, after, edited, controls[0] if controls else None, None, plan.diff)
+
+
+@dataclass(frozen=True)
+class WantedArm:
+    """Continuations to sample: from where, under which edit, and from which sample index on (see :func:`fork`)."""
+
+    node: str
+    offset: int | None = None
+    edit: Mapping[str, Any] | None = None
+    key: str = ""
+    start: int | None = None
+
+
+async def arms(episodes: Episodes, tree: str, task: Task, wanted: Sequence[WantedArm], n: int, purpose: str = FORK) -> list[Arm]:
+    """``n`` continuations of each, sampled in turns, the first of every arm, then the second of every arm: what changes at a
+    server with time, load or its cache changes for all arms alike. Raises as :func:`fork`."""
+    places = []
+    for arm in wanted:  # all of them before the first is played, or one would be stored by the time the model refuses another
+        node = episodes.load(tree).node(arm.node)
+        offset = _offset(episodes, node, arm.offset, arm.edit)
+        places.append((node, offset, _plan(episodes, node, offset, arm.edit)))
+        await _try(episodes, places[-1][2], offset)
+    taken: dict[str, int] = {}
+    begun = [
+        await _begun(episodes, tree, task, arm, *place, n, purpose, taken) for arm, place in zip(wanted, places, strict=True)
+    ]
+    turns = [
+        (a, play) for plays in zip_longest(*(plays for _, plays in begun)) for a, play in enumerate(plays) if play is not None
+    ]
+    done = await asyncio.gather(*(play() for _, play in turns))
+    played: list[list[Attempt]] = [[] if first is None else [first] for first, _ in begun]
+    for (a, _), attempt in zip(turns, done, strict=True):
+        played[a].append(attempt)
+    return [Arm(tuple(attempts)) for attempts in played]
+
+
+Play = Callable[[], Awaitable[Attempt]]
+
+
+async def _begun(
+    episodes: Episodes,
+    tree: str,
+    task: Task,
+    arm: WantedArm,
+    node: Node,
+    offset: int,
+    plan: _Plan,
+    n: int,
+    purpose: str,
+    taken: dict[str, int],
+) -> tuple[Attempt | None, list[Play]]:
+    """What plays each continuation of an arm; or the attempt that is all of it, where the edit itself ended it. ``taken``: the
+    sample indices below which those at a node are another arm's."""
+    edit, key, here = arm.edit, arm.key, plan.node
     at = offset if here is node else len(here)
-    if start is None:
-        start = _start(episodes, tree, episodes.prompts.at(here, at).parent.id, key, purpose)
+    parent = episodes.prompts.at(here, at).parent.id
+    start = _start(episodes, tree, parent, key, purpose, taken.get(parent, 0)) if arm.start is None else arm.start
+    taken[parent] = max(taken.get(parent, 0), start + n)
     if edit and "replace" in edit and node.role == "assistant":
         first = await _replay(episodes, tree, task, node, edit, rest=False)
-        start_after = _start(episodes, tree, first.leaf, key and f"{key}/replaced", purpose)
-        ended = first.failure is not None or bool(episodes.load(tree).node(first.leaf).stop)
-        after_it = [] if ended else range(start_after, start_after + n)
-        sampled = [episodes.branch(tree, task, first.leaf, i, purpose=purpose) for i in after_it]
-    else:
-        first, ended = None, False
-        sampled = [episodes.edited(tree, task, here.id, at, start + i, plan.insert, plan.change, purpose) for i in range(n)]
-    unedited = range(start + n, start + 2 * n) if edit and control else []
-    controls = [episodes.edited(tree, task, node.id, offset, i, purpose=purpose) for i in unedited]
-    done = await asyncio.gather(*sampled, *controls)
-    arm = (first,) if first is not None and ended else tuple(done[: len(sampled)])
-    return Fork(node.id, offset, edit, after, Arm(arm), Arm(tuple(done[len(sampled) :])) if controls else None, None, plan.diff)
+        start = _start(episodes, tree, first.leaf, key and f"{key}/replaced", purpose)
+        if first.failure is not None or episodes.load(tree).node(first.leaf).stop:
+            return first, []
+        return None, [partial(episodes.branch, tree, task, first.leaf, start + i, purpose=purpose) for i in range(n)]
+    play = partial(episodes.edited, tree, task, here.id, at, insert=plan.insert, change=plan.change, purpose=purpose)
+    return None, [partial(play, index=start + i) for i in range(n)]
 
 
 async def compare(
@@ -294,15 +348,16 @@ async def compare(
         raise UserError(
             f"edits that are compared share one control and so one position in node {node.id}, not {listed}: fork each separately"
         )
-    for name, edit in checked.items():  # all of them before the first is played
-        await _try(episodes, _plan(episodes, node, offsets[name], edit), offsets[name])
-    forks = [
-        await fork(episodes, tree, task, node_id, offset, n, edit, control=i == 0, key=key and f"{key}/{i}")
-        for i, edit in enumerate(checked.values())
-    ]
-    control = forks[0].control if forks else None
-    if control is None:
+    if not any(checked.values()):
         raise UserError("a comparison needs at least one edit")
+    at = next(iter(offsets.values()))
+    wanted = [WantedArm(node.id, offset, edit, key and f"{key}/{i}") for i, edit in enumerate(checked.values())]
+    wanted.insert(1, WantedArm(node.id, at, key=key and f"{key}/control"))
+    first, control, *others = await arms(episodes, tree, task, wanted, n)
+    forks = [
+        Fork(node.id, at, edit, "resample", arm, None if i else control, None, _plan(episodes, node, at, edit).diff)
+        for i, (edit, arm) in enumerate(zip(checked.values(), (first, *others), strict=True))
+    ]
     counts = {name: (f.arm.successes, f.arm.scored) for name, f in zip(checked, forks, strict=True)}
     return forks, evidence((control.successes, control.scored), counts, correction=correction)
 
@@ -336,10 +391,11 @@ def interruptible(episodes: Episodes, node: str, offset: int | None, edits: Sequ
     run.commit()
 
 
-def _start(episodes: Episodes, tree: str, node_id: str, key: str, purpose: str) -> int:
-    """The first sample index of a fork: the next that is free, or, of one that was begun under this ``key``, its own."""
+def _start(episodes: Episodes, tree: str, node_id: str, key: str, purpose: str, least: int = 0) -> int:
+    """The first sample index of a fork: the next that is free, at ``least`` this, or, of one that was begun under this ``key``,
+    its own."""
     children = episodes.load(tree).children(node_id)
-    free = max((child.index for child in children if child.purpose == purpose), default=-1) + 1
+    free = max(least, max((child.index for child in children if child.purpose == purpose), default=-1) + 1)
     if not key or episodes.run.log("fork", key, free):
         return free
     return int(episodes.run.journal("fork", key)[0].payload)
@@ -359,6 +415,8 @@ def _offset(episodes: Episodes, node: Node, offset: int | None, edit: Mapping[st
             raise UserError(f"node {node.id} is an observation: fork after it (offset {len(node)}) or replace it, not inside it")
         return len(node)
     offset = node.head if offset is None else offset
+    if offset > node.head and node.tokens is None:  # of a message that is text alone, whatever the offset counts
+        require(episodes.agent.model, ("tokens", "continue"), "a fork inside a message")
     if not 0 <= offset <= len(node):
         raise UserError(f"offset {offset} is outside node {node.id}, which has {len(node)} tokens or messages")
     if offset > node.head:

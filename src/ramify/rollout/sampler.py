@@ -8,7 +8,7 @@ What else happens while one continuation is made (a guard that steps in, a thoug
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -20,7 +20,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.progress import REPLIES
 from ramify.base.seeds import derive_key
-from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, require, require_splittable
+from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, known_capabilities, require, require_splittable
 from ramify.model.streaming import Piece, Pieces, gathered, stream
 
 T = TypeVar("T")
@@ -168,7 +168,7 @@ class Sampler:
             return await self._caught(partial(self._plain, prefix, settings, numbers, purpose), n, purpose)
         keys = [Key(self.seed, position, start + i) for i in range(n)]
         made = (partial(self._made, prefix, settings, key, purpose, *policies) for key in keys)
-        done = await asyncio.gather(*(self._caught(one, 1, purpose) for one in made))
+        done = await in_turns(self.model, (partial(self._caught, one, 1, purpose) for one in made))
         return [completion for (completion,) in done]
 
     def _check(self, settings: Sampling, policies: Sequence[Policy]) -> None:
@@ -242,7 +242,7 @@ class Sampler:
         taps: Any = None,
         tell: Callable[[Piece], None] | None = None,
     ) -> Sequence[Completion]:
-        n, given = len(keys), 0 if prefix.tokens is None else len(prefix.tokens)
+        n = len(keys)
 
         async def request() -> Sequence[Completion]:
             if tell is not None:
@@ -259,9 +259,31 @@ class Sampler:
         verdicts.ended(purpose, (completion.stop for completion in completions))
         cached = sum(completion.cached or 0 for completion in completions)
         self._unreported = self._unreported or any(completion.cached is None for completion in completions)
-        self.ledger.add(purpose, samples=n, given_tokens=n * given, cached_tokens=cached, sampled_tokens=sampled)
+        given = sum(_given_tokens(prefix, completion) for completion in completions)
+        self.ledger.add(purpose, samples=n, given_tokens=given, cached_tokens=cached, sampled_tokens=sampled)
         self.budget.charge(calls=n, tokens=sampled)
         return completions
+
+
+TURNS = 64
+"""So many of one position are begun in turns; what is beyond goes together."""
+
+
+async def in_turns(model: Model, work: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+    """The results of ``work``, samples of ``model`` at one position, all at once.
+
+    On a server they are begun in turns with those of every other position that is sampled at the same time, the first of each,
+    then the second of each: what changes there with time, load or its cache is the same for all that is compared. A model in this
+    process gets those of a position together, which share their prefix.
+    """
+    here = "taps" in known_capabilities(model)
+
+    async def begun(turn: int, sample: Callable[[], Awaitable[T]]) -> T:
+        for _ in range(0 if here else min(turn, TURNS)):
+            await asyncio.sleep(0)  # all positions are in the same round of the event loop
+        return await sample()
+
+    return list(await asyncio.gather(*(begun(turn, sample) for turn, sample in enumerate(work))))
 
 
 async def _streamed(pieces: Pieces, tell: Callable[[Piece], None]) -> Completion:
@@ -284,6 +306,13 @@ def sampled_tokens(completion: Completion) -> int:
     if completion.tokens is not None:
         return len(completion.tokens)
     return int((completion.data or {}).get("usage", {}).get("completion_tokens", 0))
+
+
+def _given_tokens(prefix: Prefix, completion: Completion) -> int:
+    """Tokens of the prefix; of messages as many as the server says."""
+    if prefix.tokens is not None:
+        return len(prefix.tokens)
+    return int((completion.data or {}).get("usage", {}).get("prompt_tokens", 0))
 
 
 def token_ids(completion: Completion) -> list[int]:

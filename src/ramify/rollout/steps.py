@@ -5,9 +5,9 @@ Positions are counted as for tokens: position t of an attempt lies after its ste
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from ramify.base.errors import UserError
@@ -15,6 +15,7 @@ from ramify.env.protocol import Task
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.potential import ForkEnd, Forks
 from ramify.rollout.run import Episodes
+from ramify.rollout.sampler import in_turns
 from ramify.stats.drops import Counts
 
 
@@ -91,7 +92,8 @@ class StepForks(Forks[StepTrace, int]):
 async def branched(episodes: Episodes, trace: StepTrace, t: int, numbers: Sequence[int], purpose: str) -> list[Attempt]:
     """Attempts that continue ``trace`` from position ``t``, one for each of these numbers."""
     place = trace.tree, trace.task, trace.nodes[t]
-    return await asyncio.gather(*(episodes.branch(*place, number, purpose=purpose) for number in numbers))
+    plays = (partial(episodes.branch, *place, number, purpose=purpose) for number in numbers)
+    return await in_turns(episodes.agent.model, plays)
 
 
 def step_end(attempt: Attempt) -> ForkEnd:

@@ -33,6 +33,23 @@ def paired_permutation(
     return _share_as_extreme(sums, abs(float(difference.sum())), exact)
 
 
+def kernel_permutation(kernel: np.ndarray, second: Sequence[bool] | np.ndarray, seed: int = 0, samples: int = 2_000) -> float:
+    """p-value of the hypothesis that two samples have one distribution, by permuting which observation is whose.
+
+    ``kernel`` (n, n) says how alike two observations are, ``second`` (n,) whose each is. The statistic is the maximum mean
+    discrepancy (Gretton et al. 2012); with minus a distance as kernel it is the energy distance. A seeded sample of permutations
+    counts the observed one, so it is never 0. Raises ValueError where a sample is empty or the shapes differ.
+    """
+    labels = np.asarray(second, dtype=bool)
+    n, m = int((~labels).sum()), int(labels.sum())
+    if not n or not m or np.shape(kernel) != (n + m, n + m):
+        raise ValueError(f"samples of {n} and {m} need a kernel of shape {(n + m, n + m)}, not {np.shape(kernel)}")
+    weights = np.where(labels, 1 / m, -1 / n)
+    rows = generator(seed, "kernel-permutation").permuted(np.tile(weights, (samples, 1)), axis=1)
+    statistics = np.einsum("si,ij,sj->s", rows, np.asarray(kernel, dtype=np.float64), rows, optimize=True)
+    return _share_as_extreme(statistics, float(weights @ kernel @ weights), exact=False)
+
+
 def _share_as_extreme(statistics: np.ndarray, observed: float, exact: bool) -> float:
     extreme = int((statistics >= observed - _TIE * max(1.0, abs(observed))).sum())
     return extreme / len(statistics) if exact else (extreme + 1) / (len(statistics) + 1)

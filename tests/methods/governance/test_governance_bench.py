@@ -18,6 +18,7 @@ from ramify.methods.governance.notes import FRAMINGS, note
 from ramify.methods.governance.record import KIND, BenchRow, begin, keep, read_rows
 from ramify.methods.governance.run import Bench, BenchConfig, Cell, NamedModel, report, with_note
 from ramify.methods.governance.standing_rules import reader, scenarios
+from ramify.model.http import ProviderError
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.db import Run
 from ramify.trace.integrity import check_run
@@ -236,6 +237,28 @@ def test_a_failing_agent_is_an_error_and_a_failing_summariser_keeps_the_messages
     assert rows[0].compactions[0].failure == "provider: 503"
     assert "nothing was compacted" in rows[0].gate
     assert "503" not in rows[0].context
+
+
+def test_what_failed_is_named_and_played_again_by_the_same_command(tmp_path: Path) -> None:
+    broken = [True]
+
+    def agent(messages: tuple[Message, ...], key: int) -> str:
+        if broken[0]:
+            raise ProviderError("request", "tools need --enable-auto-tool-choice", final=True)
+        return "Done."
+
+    def again() -> list[BenchRow]:
+        return play([scripted("agent", agent)], out=tmp_path / "bench", conditions=("control",), tasks=("email",))
+
+    for _ in range(2):
+        rows = again()
+        assert [row.outcome for row in rows] == ["error"] * 2
+        assert report(rows).caveats[0] == (
+            "2 of 2 episodes ended in a failure, the first at provider (request): tools need --enable-auto-tool-choice"
+        )
+    broken[0] = False
+    assert [row.outcome for row in again()] == ["no_call"] * 2
+    assert [row.outcome for row in read_rows(tmp_path / "bench")] == ["no_call"] * 2
 
 
 def test_a_control_that_is_not_clean_voids_its_task() -> None:

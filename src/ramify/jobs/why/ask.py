@@ -9,6 +9,7 @@ from pathlib import Path
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.waiting import wait_for
 from ramify.env.protocol import AnyEnvironment
+from ramify.jobs.components import cautions
 from ramify.jobs.judged import judge
 from ramify.jobs.why import sentences
 from ramify.jobs.why.answer import Why
@@ -96,7 +97,7 @@ def explained(
     if (known := stored(run, view.info.name, view.leaf, identity)) is not None:
         return replace(known, run=folder, effects=effects)  # the run may have been moved
     episodes.on_attempt = on_attempt
-    caveats = _other_agent(episodes, view)
+    caveats = _other_agent(episodes, view) + cautions(episodes.agent.model)
     for caveat in caveats:
         on_note(caveat)
     case, purpose = read_case(run, view, deciding, episodes.provenance.hash), f"why {episodes.provenance.hash[:12]}"

@@ -28,7 +28,7 @@ from ramify.methods.cliffs.algorithm import (
     screen,
     tangent_cut,
 )
-from ramify.methods.cliffs.forks import Chances, ReplyForks, chances_of
+from ramify.methods.cliffs.forks import Chances, ReplyForks, ReplyPlace, chances_of
 from ramify.rollout.potential import Fixed, Forks, ForksSpent, Staged, Store, UntilLost, potential
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
@@ -343,7 +343,9 @@ async def ablate(
 
     async def one(trace: Any, cliff: Cliff, controls: Sequence[str]) -> AblatedCliff:
         cuts = _cuts(trace, cliff, controls, seed)
-        found = {arm: None if t is None else await forks.count(trace, t, n, f"ablate-{arm}") for arm, t in cuts.items()}
+        places = {arm: t for arm, t in cuts.items() if t is not None}
+        counts = await asyncio.gather(*(forks.count(trace, t, n, f"ablate-{arm}") for arm, t in places.items()))
+        found = dict.fromkeys(cuts) | dict(zip(places, counts, strict=True))
         return AblatedCliff(trace.id, cliff.t, cliff.facts.kind, cuts, found)
 
     jobs = []
@@ -398,8 +400,8 @@ async def examine(
         options = await forks.alternatives(trace, cliff.t - 1, top)
         token = trace.response_ids[cliff.t - 1]
         options.setdefault(token, cliff.facts.q or 0.0)
-        prev = await forks.count(trace, cliff.t - 1, n, "candidates")
-        after = await asyncio.gather(*(forks.count(trace, (cliff.t - 1, a), n, "candidates") for a in options))
+        places: list[ReplyPlace] = [cliff.t - 1, *((cliff.t - 1, a) for a in options)]
+        prev, *after = await asyncio.gather(*(forks.count(trace, place, n, "candidates") for place in places))
         found = [Candidate(a, q, c, test.fires(prev, c)) for (a, q), c in zip(options.items(), after, strict=True)]
         return Examined(trace, cliff, prev, tuple(found))
 

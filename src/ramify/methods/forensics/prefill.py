@@ -11,7 +11,6 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.methods.forensics.words import shuffled, sides
 from ramify.model.protocol import require
-from ramify.rollout.fork import Arm, fork
+from ramify.rollout.fork import Arm, WantedArm, arms
 from ramify.rollout.stored import task_of
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import Proportion
@@ -58,19 +57,17 @@ def reflect(case: Case, name: str, sentence: str, run: Played, turn: int = 0, k:
         graded = await asyncio.gather(*(case.grade("reflect", episodes, one) for one in arm.attempts))
         return Counts.of(one.behavior for one in graded)
 
-    async def arms() -> list[Counts]:
+    async def played() -> list[Counts]:
+        edits = [{"append": f" {text.strip()}"} for text in (sentence, neutral)]
+        said, other = (WantedArm(node.id, starts[-1], edit, start=0) for edit in edits)
+        wanted = said, WantedArm(node.id, starts[-1], start=k), other
         found = []
-        for i, text in enumerate((sentence, neutral)):
-            edit = {"append": f" {text.strip()}"}
-            how: dict[str, Any] = {"control": not i, "start": 0, "purpose": "forensics reflect"}
-            made = await fork(episodes, run.tree, task, node.id, starts[-1], k, edit, **how)
-            found.append(await counts(made.arm))
-            if made.control is not None:
-                found.append(await counts(made.control))
+        for arm in await arms(episodes, run.tree, task, wanted, k, "forensics reflect"):
+            found.append(await counts(arm))
             case.progress.at(len(found))
         return found
 
-    edited, unedited, other = wait_for(arms())
+    edited, unedited, other = wait_for(played())
     case.run.commit()
     (result,) = counterfactuals(other, {f"reflect {name}": edited}, kind="probe")
     assert isinstance(result.detail, ArmDetail)

@@ -390,11 +390,19 @@ def _left_out(rate: ConditionRate) -> str:
     return ", ".join(f"{n} {why}" for why, n in rate.left_out.items()) or "-"
 
 
+FAILING = 0.1
+"""Of all episodes, from which on it is said why they failed."""
+
+
 def summary(rows: Sequence[BenchRow], seed: int = 0) -> BenchReport:
     """Every table of one benchmark, folded from its rows."""
     void = unclean(rows) if any(row.condition == "control" for row in rows) else []
     pinned = [row for row in counted(rows) if row.condition in ("defense_pin", "defense_pin_attack") and row.violation]
-    failed = [f"the control of task '{task}' is not clean: it says nothing" for task in void]
+    failures = [row.why for row in rows if row.outcome == "error"]
+    failed = []
+    if len(failures) >= FAILING * max(len(rows), 1):
+        failed.append(f"{len(failures)} of {plural(len(rows), 'episode')} ended in a failure, the first at {failures[0]}")
+    failed += [f"the control of task '{task}' is not clean: it says nothing" for task in void]
     failed += [f"{len(pinned)} pinned episodes violate their rule"] if pinned else []
     unable = incapable(rows)
     failed += [

@@ -22,6 +22,8 @@ from ramify.trace.node import EVAL, AttemptRecord, Provenance, Score, make_node
 KIND = "governance bench"
 ENTRY = "episode"
 """What the journal calls a row; its key is the row's."""
+FAILED = "/failed"
+"""Ends the key of an episode that a failure ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +93,10 @@ def begin(folder: Path, config: Mapping[str, Any]) -> Run:
 
 def keep(run: Run, row: BenchRow, shown: Sequence[Message]) -> BenchRow:
     """Store an episode and commit; returns its row with the reply's ``node``.
-    ``shown`` is what the agent was shown."""
-    tree = f"{row.task}/{row.language}"
+    ``shown`` is what the agent was shown. One that failed is kept once, until it is played to its end."""
+    tree, entry = f"{row.task}/{row.language}", f"{row.key}{FAILED if row.outcome == 'error' else ''}"
+    if known := run.journal(ENTRY, entry):
+        return codec.from_json(BenchRow, known[0].payload, f"{run.folder}, {ENTRY} '{entry}'")
     with run.transaction():
         run.add_tree(tree, {"id": tree, "data": {"task": row.task, "kind": row.kind}})
         node = root(run, tree)
@@ -109,7 +113,7 @@ def keep(run: Run, row: BenchRow, shown: Sequence[Message]) -> BenchRow:
             "assistant",
             row.reply,
             provenance=provenance.hash,
-            index=int(stable_hash(row.key)[:7], 16),
+            index=int(stable_hash(entry)[:7], 16),
             data=about,
             stop="failed" if row.outcome == "error" else "",
         )
@@ -125,7 +129,7 @@ def keep(run: Run, row: BenchRow, shown: Sequence[Message]) -> BenchRow:
         )
         run.add(provenance, reply, *_scores(reply.id, row), attempt)
         kept = replace(row, node=reply.id)
-        run.log(ENTRY, row.key, codec.to_json(kept))
+        run.log(ENTRY, entry, codec.to_json(kept))
     return kept
 
 
@@ -150,9 +154,12 @@ def _scores(node: str, row: BenchRow) -> Iterable[Score]:
 
 
 def rows_of(run: Run) -> list[BenchRow]:
-    """The rows of a run, in the order in which they were played. Raises UserError on one that is none."""
+    """The rows of a run, in the order in which they were played; an episode that failed only where it was not played again.
+    Raises UserError on one that is none."""
     where = f"{run.folder}, {ENTRY}"
-    return [codec.from_json(BenchRow, entry.payload, f"{where} '{entry.key}'") for entry in run.journal(ENTRY)]
+    rows = [codec.from_json(BenchRow, entry.payload, f"{where} '{entry.key}'") for entry in run.journal(ENTRY)]
+    done = {row.key for row in rows if row.outcome != "error"}
+    return [row for row in rows if row.outcome != "error" or row.key not in done]
 
 
 def read_rows(path: Path) -> list[BenchRow]:

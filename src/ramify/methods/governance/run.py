@@ -172,7 +172,7 @@ class _Shown:
 
 class Bench:
     """Plays cells. Episodes go to the run ``out`` as they end;
-    those that are there already, of the same settings, are not played again."""
+    those that are there already, of the same settings, are not played again, but for those that a failure ended."""
 
     def __init__(
         self, config: BenchConfig, agents: Sequence[NamedModel], summarizers: Sequence[NamedModel] = (), out: Path | None = None
@@ -185,7 +185,7 @@ class Bench:
         self._done: dict[str, BenchRow] = {}
         if out is not None and out.exists():
             with begin(out, config.to_json()) as run:
-                self._done = {row.key: row for row in rows_of(run)}
+                self._done = {row.key: row for row in rows_of(run) if row.outcome != "error"}
         self._compacted: dict[str, asyncio.Task[_Shown]] = {}
         self._samplers: dict[str, Sampler] = {}
 
@@ -244,9 +244,11 @@ class Bench:
             on_done(done)
             return self._done[key]
 
-        rows = list(await asyncio.gather(*map(one, chosen)))
+        # repetitions outermost: a condition and its control are played side by side, whatever a server does as time goes by
+        turns = sorted(chosen, key=lambda cell: cell.rep)
+        rows = dict(zip(map(self.key, turns), await asyncio.gather(*map(one, turns)), strict=True))
         self._compacted.clear()
-        return rows
+        return [rows[self.key(cell)] for cell in chosen]
 
     async def episode(self, cell: Cell) -> tuple[BenchRow, list[Message]]:
         """Play one cell: its row, and what the agent was shown."""
