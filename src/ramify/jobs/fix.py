@@ -166,7 +166,7 @@ def _ends(fix: ConfirmedFix) -> str:
 
 
 def check_candidates(edits: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Candidates as read from files. Raises UserError where one is no edit that means the same at every task."""
+    """Candidates as read from files. Raises UserError where one does not mean the same at every task."""
     checked = {}
     for name, edit in edits.items():
         candidate = check_edit(edit)
@@ -282,7 +282,7 @@ def _confirmed(
     counts: dict[str, dict[str, Counts]] = {name: {} for name in names}
     open_, before = list(names), 0
     results: dict[str, VersionsCompared] = {}
-    own: dict[str, dict[str, Counts]] = {}
+    beside: dict[str, dict[str, Counts]] = {}
     for look in question.looks:
         for task, node in tasks:
             control, done, _ = playing.at(node, open_, look - before, f"{key}/{task}/{look}")
@@ -292,7 +292,7 @@ def _confirmed(
         before = look
         for name in list(open_):
             if any(each.n for each in counts[name].values()) and any(each.n for each in base.values()):
-                results[name], own[name] = compare_versions(base, counts[name]), dict(base)
+                results[name], beside[name] = compare_versions(base, counts[name]), dict(base)
                 if results[name].p <= level and results[name].difference > 0:
                     open_.remove(name)
         if not open_:
@@ -306,6 +306,6 @@ def _confirmed(
             p=versus.p,
             level=level,
             tasks=tuple(
-                ConfirmedTask(task, own[name][task], counts[name][task], row.p_corrected) for task, row in versus.tasks.items()
+                ConfirmedTask(task, beside[name][task], counts[name][task], row.p_corrected) for task, row in versus.tasks.items()
             ),
         )
