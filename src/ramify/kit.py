@@ -112,7 +112,10 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     str,
-    option("--dtype", help="float32, or bfloat16 on an accelerator, where seeds then do not repeat; default: RAMIFY_DTYPE."),
+    option(
+        "--dtype",
+        help="float32; int8, for speed, on a CPU; bfloat16 on an accelerator, without seeds; default: RAMIFY_DTYPE.",
+    ),
 ]
 
 

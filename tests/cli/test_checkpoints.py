@@ -452,6 +452,26 @@ def test_the_environment_names_the_device_where_no_option_does(
     assert verb("rollout", "--device", "cpu", "--count", 1, "--out", tmp_path / "other").code == 0
 
 
+def test_a_rollout_in_int8_repeats_at_any_concurrency_and_nothing_is_trained_in_it(
+    verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("rollout", "--env", "household", "--count", 3, "--dtype", "int8", "--json")
+    trees = []
+    for n in (1, 8):
+        played = verb(*words, "--concurrency", n, "--out", tmp_path / f"run{n}")
+        assert played.code == 0, played.err
+        with Run.open(tmp_path / f"run{n}") as run:
+            nodes = [node for info in run.trees() for node in run.nodes(info.name)]
+            trees.append({node.id: node.tokens.tolist() for node in nodes if node.tokens is not None})
+    assert trees[0]
+    assert trees[0] == trees[1]
+    monkeypatch.setenv("RAMIFY_DTYPE", "int8")
+    refused = verb("improve", "--env", "household", "--out", tmp_path / "improved")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (4, "", 1)
+    assert "ramify improve needs a model with train" in refused.err
+    assert "'household-int8' does not offer" in refused.err
+
+
 def test_in_bfloat16_the_cache_is_too_and_nothing_is_promised(tmp_path: Path) -> None:
     """What ``--dtype bfloat16`` runs on an accelerator, here on the processor, where that option is refused."""
     import torch

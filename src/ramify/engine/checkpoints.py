@@ -20,6 +20,7 @@ from ramify.engine.adapters import Adapter, is_adapter, tokenizer_folder, whole_
 from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.gguf import gguf_file, smollm2_file, unpacked
 from ramify.engine.local import LocalModel
+from ramify.engine.products import refuse_int8
 from ramify.engine.tiny import TinyLM, distinct_weights, read_config, set_distinct_weights
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_in
 from ramify.model.protocol import Model
@@ -89,8 +90,9 @@ def save_model(model: LocalModel, start: Path | None, folder: Path, adapter: Ada
 
     With an ``adapter``, which must be added to the model already, it alone is written, for the base that ``start`` is or names;
     without one, what came from an adapter is written with its base, as a whole model. Each file is there whole or not at all.
-    Raises RamifyError when the disk refuses.
+    Raises RamifyError when the disk refuses, UserError where the weights are int8.
     """
+    refuse_int8(model.module)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with folder_aside(folder) as part:

@@ -186,8 +186,9 @@ class EngineCore:
             if last:
                 ready.append(slot)
                 entries.append(firsts[slot] + n - 1)
-        if ready and not self.alone and not any(round_.drafts) and padded(len(entries)) < len(hidden[0]):
-            asked = entries + entries[:1] * (padded(len(entries)) - len(entries))
+        rows = padded(len(entries), self.forward.unit)
+        if ready and not self.alone and not any(round_.drafts) and rows < len(hidden[0]):
+            asked = entries + entries[:1] * (rows - len(entries))
             hidden, entries = [hidden[0][asked]], list(range(len(entries)))  # the rest of the batch has no logits to pay for
         return bool(ready) and self._sample(self._logits(hidden), ready, entries, round_)
 

@@ -11,18 +11,18 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.engine.forward import Exactness, TinyForward, exactness
 from ramify.engine.tiny import TinyConfig, TinyLM
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 def placement(device: str = "", dtype: str = "") -> tuple[torch.device, torch.dtype]:
     """Device and data type of a model; "" takes RAMIFY_DEVICE and RAMIFY_DTYPE, else the CPU and float32.
 
-    Raises UserError on an unknown name and on bfloat16 on a CPU, NeedsError on a device that is not here.
+    Raises UserError on an unknown name, bfloat16 on a CPU and int8 elsewhere, NeedsError on a device that is not here.
     """
     device = device or os.environ.get("RAMIFY_DEVICE", "") or "cpu"
     dtype = dtype or os.environ.get("RAMIFY_DTYPE", "") or "float32"
     if dtype not in DTYPES:
-        raise UserError(f"the dtype '{dtype}' is none of the engine's, which are {' and '.join(DTYPES)}")
+        raise UserError(f"the dtype '{dtype}' is none of the engine's, which are {', '.join(DTYPES)}")
     try:
         target = torch.device(device)
     except RuntimeError:
@@ -34,6 +34,8 @@ def placement(device: str = "", dtype: str = "") -> tuple[torch.device, torch.dt
         raise UserError(
             "bfloat16 is for accelerators: on a CPU it is slower than float32 and not exact; leave the dtype out there"
         )
+    if target.type != "cpu" and dtype == "int8":
+        raise UserError("int8 is for CPUs: on an accelerator bfloat16 is what saves memory and time")
     return target, DTYPES[dtype]
 
 

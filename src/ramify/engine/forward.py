@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ramify.base.errors import RamifyError
 from ramify.base.files import cache_folder, write_whole
@@ -32,7 +32,7 @@ from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.processor import processor
 from ramify.engine.batch import UNIT, ForwardBatch
 from ramify.engine.cache import KVCache
-from ramify.engine.products import LARGE, linear
+from ramify.engine.products import LARGE, Int8, in_int8, linear
 from ramify.engine.stack import Stack, replace, twice
 from ramify.engine.tiny import Tap, TinyLM
 
@@ -75,7 +75,9 @@ class Forward(Protocol):
     """Numbers a row is multiplied with, all layers together."""
     device: torch.device
     dtype: torch.dtype
-    """Of the weights, and so of the cache."""
+    """Of the cache, and of the weights that are not int8."""
+    unit: int
+    """Row counts of :meth:`logits` are multiples of this."""
     shape: str
     """What its kernels depend on: the sizes of its matrices, as JSON."""
 
@@ -100,6 +102,12 @@ class Forward(Protocol):
         ...
 
 
+def numbers_of(module: nn.Module) -> int:
+    """Weights of a model, with those in int8."""
+    int8 = sum(part.inputs * part.outputs for part in module.modules() if isinstance(part, Int8))
+    return int8 + sum(weight.numel() for weight in module.parameters())
+
+
 class TinyForward:
     """A :class:`TinyLM` as a :class:`ramify.engine.stack.Stack`.
 
@@ -112,17 +120,20 @@ class TinyForward:
         self.module, self.c = module, c
         self.layers, self.kv_heads, self.kv_size = c.layers, c.kv_heads, 2 * c.kv_heads * c.head_size
         self.vocab, self.width, self.context = c.vocab, c.width, c.context
-        self.weights = sum(weight.numel() for weight in module.parameters())
-        self.device, self.dtype = module.head.device, module.head.dtype
+        self.weights = numbers_of(module)
+        self.device, self.dtype = module.device, module.model.norm.weight.dtype
         self._large = c.large and self.device.type == "cpu"
-        self.shape = canonical_json(asdict(with_fields(c, layers=0, eos=())))
+        self._int8 = in_int8(module)
+        self.unit = 1 if self._int8 else UNIT
+        self.shape = canonical_json(asdict(with_fields(c, layers=0, eos=())) | {"int8": self._int8})
         self.refresh()
 
     def refresh(self) -> None:
         """Fuse the weights anew."""
         with torch.inference_mode():
             blocks = self.module.model.layers[: self.layers]
-            self._stack = Stack(blocks, self.c, self.device, UNIT, copies=not self._large)  # padding may run past the context
+            copies = not (self._large or self._int8)
+            self._stack = Stack(blocks, self.c, self.device, UNIT, copies)  # padding may run past the context
             self._last = twice(self.module.model.norm.weight)
 
     def shallow(self) -> TinyForward:
@@ -143,6 +154,8 @@ class TinyForward:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, D] to [M, V]."""
+        if isinstance(self.module.lm_head, Int8):
+            return self.module.lm_head.forward(hidden)
         return (linear if self._large else F.linear)(hidden, self.module.head)
 
     def full(self, tokens: Tensor, tap: Tap | None = None) -> Tensor:

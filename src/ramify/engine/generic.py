@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.engine.batch import ForwardBatch, padded
+from ramify.engine.batch import UNIT, ForwardBatch, padded
 from ramify.engine.cache import KVCache
+from ramify.engine.forward import numbers_of
+from ramify.engine.products import Int8, in_int8
 from ramify.engine.sharing import shared_rows
 from ramify.engine.tiny import Tap
 
@@ -81,6 +83,16 @@ def load_transformers(folder: Path) -> nn.Module:
         raise UserError(f"{folder}: weight '{missing[0]}' is missing")
     model: nn.Module = module.eval()
     return model
+
+
+def to_int8(module: nn.Module) -> None:
+    """Round the matrices of all linear layers to int8, for good. Raises NeedsError where the model has none."""
+    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise NeedsError(f"{type(module).__name__} has no linear layers that could be int8")
+    for name, layer in layers:
+        owner, _, last = name.rpartition(".")
+        setattr(module.get_submodule(owner), last, Int8(layer.weight, layer.bias))
 
 
 def save_transformers(module: nn.Module, folder: Path) -> None:
@@ -148,8 +160,9 @@ class HfForward:
         self.kv_size = 2 * self.kv_heads * head_size
         self.vocab = int(config.vocab_size)
         self.context, self.bound = _context_of(config)
-        self.shape = str(config.to_json_string())
-        self.weights = sum(weight.numel() for weight in module.parameters())
+        self.shape = str(config.to_json_string()) + "int8" * in_int8(module)
+        self.weights = numbers_of(module)
+        self.unit = 1 if in_int8(module) else UNIT
         first = next(module.parameters())
         self.device, self.dtype = first.device, first.dtype
         self._tap: Tap | None = None

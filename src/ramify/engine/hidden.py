@@ -120,7 +120,7 @@ class Network:
         if isinstance(self.module, TinyLM):
             c = self.module.config
             self.layers, self.width, self.vocab, self.context = c.layers, c.width, c.vocab, c.context
-            self.device = self.module.head.device
+            self.device = self.module.device
             return
         if not hasattr(self.module, "base_model") or not hasattr(self.module, "config"):
             raise UserError(

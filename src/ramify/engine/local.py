@@ -34,6 +34,7 @@ from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.generation import read_generation
 from ramify.engine.gguf import gguf_file, unpacked
 from ramify.engine.grammar import Grammars
+from ramify.engine.products import in_int8, side_by_side
 from ramify.engine.profile import FILE as PROFILE
 from ramify.engine.profile import Profile
 from ramify.engine.sampling import adjusted, check
@@ -121,9 +122,9 @@ class LocalModel:
         self.folder, self.own_template = folder, template
         self.defaults = dict(defaults or {})
         self.forward: Forward = _forward_of(module)
-        self._exact = self.forward.dtype == torch.float32
+        self._exact, self._int8 = self.forward.dtype == torch.float32, in_int8(module)
         if drafter is not None:
-            _check_drafted(name, self.forward.dtype)
+            _check_drafted(name, self.placed["dtype"])
         self.eos = tuple(_eos_of(module) if eos is None else eos)
         self._bounds = _Bounds(max_sequences, quantum, max_waiting, cache_bytes, kv_bytes)
         self._weights = ""
@@ -202,7 +203,7 @@ class LocalModel:
         tokens = folder if (folder / "tokenizer.json").is_file() else whole
         tokenizer = HfTokenizer.load(tokens) if (tokens / "tokenizer.json").is_file() else None
         module: nn.Module
-        if numbers == torch.float32 and TinyConfig.from_hf(record) is not None:
+        if numbers != torch.bfloat16 and TinyConfig.from_hf(record) is not None:
             module = TinyLM.load(whole)
         else:
             from ramify.engine.generic import load_transformers
@@ -212,18 +213,21 @@ class LocalModel:
             add_adapter(module, folder)
         generation = read_generation(folder if (folder / GENERATION).is_file() else whole)
         own: dict[str, Any] = {
-            "name": folder.name,
+            "name": folder.name + "-int8" * (numbers == torch.int8),
             "folder": tokens,
             "eos": generation.eos,
             "defaults": generation.sampling,
         } | options
-        module = module.to(target, numbers)
         if isinstance(drafter, Path | str):
-            _check_drafted(own["name"], numbers)
+            _check_drafted(own["name"], str(numbers).removeprefix("torch."))
             at = Path(drafter)
             drafter = load_drafter(at, module)
             if own.get("profile") is None and (at / PROFILE).is_file():
                 own["profile"] = Profile.load(at)
+        if numbers == torch.int8:
+            _to_int8(module)
+        else:
+            module = module.to(target, numbers)
         return cls(module, tokenizer, drafter=drafter, **own)
 
     @cached_property
@@ -257,7 +261,8 @@ class LocalModel:
             found.add("grammar")
         if not self._exact:
             return frozenset(found)  # a row's bits depend on its batch, and an optimiser's small steps would be lost
-        found.add("train")
+        if not self._int8:
+            found.add("train")
         if self._speculator is not None and self._speculator.distribution != "coupled":
             return frozenset(found)  # how much is drafted depends on the load, and so does what is sampled
         return frozenset(found | {"seeds"} | ({"batch_invariant"} if self.exactness is not Exactness.UNPROVEN else set()))
@@ -272,7 +277,8 @@ class LocalModel:
     @property
     def placed(self) -> dict[str, str]:
         """``device`` and ``dtype`` as :meth:`load` takes them."""
-        return {"device": str(self.forward.device), "dtype": str(self.forward.dtype).removeprefix("torch.")}
+        dtype = "int8" if self._int8 else str(self.forward.dtype).removeprefix("torch.")
+        return {"device": str(self.forward.device), "dtype": dtype}
 
     @property
     def stats(self) -> Stats:
@@ -574,9 +580,19 @@ def _refuse_pickles(folder: Path) -> None:
         )
 
 
-def _check_drafted(name: str, dtype: torch.dtype) -> None:
-    if dtype != torch.float32:
-        raise UserError(f"a drafter goes with float32, and the weights of '{name}' are {str(dtype).removeprefix('torch.')}")
+def _check_drafted(name: str, dtype: str) -> None:
+    if dtype != "float32":
+        raise UserError(f"a drafter goes with float32, and the weights of '{name}' are {dtype}")
+
+
+def _to_int8(module: nn.Module) -> None:
+    if isinstance(module, TinyLM):
+        module.to_int8()
+    else:
+        from ramify.engine.generic import to_int8
+
+        to_int8(module)
+    side_by_side(module)
 
 
 def _forward_of(module: nn.Module) -> Forward:

@@ -76,7 +76,7 @@ def _trim(tau: Tensor, density: float) -> Tensor:
 
 def merged_model(reference: Path, policy: Path, alpha: float, method: Method = "linear", density: float = 0.2) -> LocalModel:
     """The merged reference of two checkpoint folders, in memory. Raises UserError where they do not fit each other."""
-    models = [LocalModel.load(folder, max_sequences=1, cache_bytes=0) for folder in (reference, policy)]
+    models = [LocalModel.load(folder, dtype="float32", max_sequences=1, cache_bytes=0) for folder in (reference, policy)]
     start, end = (model.module.state_dict() for model in models)
     weights = merge(start, end, alpha, method, density=density)
     wide = max(models, key=lambda model: model.forward.vocab)  # the one whose vocabulary both fit in

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.engine.batch import ForwardBatch
-from ramify.engine.products import linear
+from ramify.engine.products import Int8, linear
 from ramify.engine.tiny import Tap, TinyConfig, rotary_tables
 
 SOON = 1 << 16
@@ -29,6 +29,7 @@ class Buffers:
 
     def __init__(self, c: TinyConfig, M: int, device: torch.device) -> None:
         heads = c.heads + 2 * c.kv_heads
+        self.used = M
         self.both_signs = torch.zeros((M, 2 * c.width), device=device)
         self.x, self.opposite = self.both_signs.chunk(2, dim=1)
         self.mixed = torch.zeros((M, heads * c.head_size), device=device)
@@ -103,6 +104,35 @@ class Whole(NamedTuple):
         b.x.add_(linear(F.silu(linear(x, self.gate)).mul_(linear(x, self.up)), self.down))
 
 
+class Rounded(NamedTuple):
+    """As :class:`Whole`, in int8. Rows that only fill the batch up are left out: these products need no such."""
+
+    norm1: Tensor
+    qkv: Int8
+    norms: Tensor | None
+    out: Int8
+    norm2: Tensor
+    into: Int8
+    down: Int8
+
+    def mix(self, x: Tensor, b: Buffers) -> None:
+        """q, k and v of ``x`` into ``b.mixed``."""
+        mixed = b.mixed.narrow(0, 0, b.used)
+        torch.mul(*self.qkv.sums(x.narrow(0, 0, b.used)), out=mixed)
+        if self.qkv.bias is not None:
+            mixed.add_(self.qkv.bias)
+
+    def add_attended(self, attended: Tensor, b: Buffers) -> None:
+        """Add what attention found to ``b.x``."""
+        b.x.narrow(0, 0, b.used).add_(torch.mul(*self.out.sums(attended.narrow(0, 0, b.used))))
+
+    def add_gated(self, x: Tensor, b: Buffers) -> None:
+        """Add SwiGLU of ``x`` to ``b.x``."""
+        sums, heat = self.into.sums(x.narrow(0, 0, b.used))
+        gate, up = sums.mul_(heat).chunk(2, dim=1)
+        b.x.narrow(0, 0, b.used).add_(torch.mul(*self.down.sums(F.silu(gate).mul_(up))))
+
+
 class Stack:
     """Blocks of one shape. ``room``: positions past the context that a batch may use. ``copies``: with fused copies of the
     matrices, else with the blocks' own."""
@@ -110,7 +140,7 @@ class Stack:
     def __init__(self, blocks: Iterable[Any], c: TinyConfig, device: torch.device, room: int, copies: bool = True) -> None:
         self.c, self.device = c, device
         self.fused = [_fuse(block, c) for block in blocks] if copies else []
-        self.blocks: list[Fused | Whole] = [*self.fused] if copies else [_whole(block, c) for block in blocks]
+        self.blocks: list[Fused | Whole | Rounded] = [*self.fused] if copies else [_own(block, c) for block in blocks]
         self._buffers: dict[int, Buffers] = {}
         self._eps, self._size = torch.tensor([c.norm_eps, float(c.head_size)], device=device).unbind(0)
         self._longest = c.context + room
@@ -131,6 +161,7 @@ class Stack:
         ``read``: what the first block's attention reads instead of its normed input.
         """
         c, b = self.c, buffers
+        b.used = batch.used
         scale = c.head_size**-0.5
         torch.index_select(self._tables_for(batch.positions), 0, batch.positions, out=b.tables)
         for layer, block in enumerate(self.blocks):
@@ -181,8 +212,12 @@ def _norms(attention: Any, c: TinyConfig) -> Tensor | None:
     return torch.cat((attention.q_norm.weight.expand(c.heads, -1), attention.k_norm.weight.expand(c.kv_heads, -1)))
 
 
-def _whole(block: Any, c: TinyConfig) -> Whole:
+def _own(block: Any, c: TinyConfig) -> Whole | Rounded:
     attention, mlp = block.self_attn, block.mlp
+    if attention.qkv_proj is not None:
+        norm1, norm2 = twice(block.input_layernorm.weight), twice(block.post_attention_layernorm.weight)
+        norms = _norms(attention, c)
+        return Rounded(norm1, attention.qkv_proj, norms, attention.o_proj, norm2, mlp.gate_up_proj, mlp.down_proj)
     return Whole(
         twice(block.input_layernorm.weight),
         (attention.q_proj, attention.k_proj, attention.v_proj),

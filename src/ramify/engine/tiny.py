@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ramify.base.errors import UserError
 from ramify.base.files import read_record, write_whole
 from ramify.base.ids import canonical_json, hash_of
-from ramify.engine.products import LARGE, by_columns, linear
+from ramify.engine.products import LARGE, Int8, by_columns, linear, refuse_int8
 from ramify.engine.sharing import SharedRows
 from ramify.model.chat import END, SPECIALS, TAG_JINJA
 from ramify.model.tokenizer import HfTokenizer
@@ -187,7 +187,8 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(c.width, c.heads * c.head_size, bias=c.qkv_bias)
         self.k_proj = nn.Linear(c.width, c.kv_heads * c.head_size, bias=c.qkv_bias)
         self.v_proj = nn.Linear(c.width, c.kv_heads * c.head_size, bias=c.qkv_bias)
-        self.o_proj = nn.Linear(c.heads * c.head_size, c.width, bias=False)
+        self.o_proj: nn.Module = nn.Linear(c.heads * c.head_size, c.width, bias=False)
+        self.qkv_proj: Int8 | None = None
         if c.qk_norm:
             self.q_norm = RMSNorm(c.head_size, c.norm_eps)
             self.k_norm = RMSNorm(c.head_size, c.norm_eps)
@@ -196,9 +197,13 @@ class Attention(nn.Module):
         """[B, T, D] to [B, T, D]; with ``mask`` :class:`SharedRows` B is 1."""
         B, T, _ = x.shape
         c = self.c
-        q = _through(self.q_proj, x, c.large).view(B, T, c.heads, c.head_size)
-        k = _through(self.k_proj, x, c.large).view(B, T, c.kv_heads, c.head_size)
-        v = _through(self.v_proj, x, c.large).view(B, T, c.kv_heads, c.head_size).transpose(1, 2)
+        if self.qkv_proj is not None:
+            parts = self.qkv_proj(x).unflatten(-1, (-1, c.head_size)).split((c.heads, c.kv_heads, c.kv_heads), dim=2)
+        else:
+            parts = [
+                _through(part, x, c.large).unflatten(-1, (-1, c.head_size)) for part in (self.q_proj, self.k_proj, self.v_proj)
+            ]
+        q, k, v = parts[0], parts[1], parts[2].transpose(1, 2)
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q.transpose(1, 2), *tables), rotate(k.transpose(1, 2), *tables)
@@ -206,11 +211,23 @@ class Attention(nn.Module):
             mixed = mask.attend(q, k, v)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=c.kv_heads != c.heads)
-        return (linear if c.large else F.linear)(mixed.transpose(1, 2).reshape(B, T, -1), self.o_proj.weight)
+        return _through(self.o_proj, mixed.transpose(1, 2).reshape(B, T, -1), c.large)
+
+    def to_int8(self) -> None:
+        """See :meth:`TinyLM.to_int8`."""
+        self.qkv_proj = _joined([self.q_proj, self.k_proj, self.v_proj])
+        self.o_proj = _joined([self.o_proj])
+        del self.q_proj, self.k_proj, self.v_proj
 
 
-def _through(layer: nn.Linear, x: Tensor, large: bool) -> Tensor:
-    if large and torch.is_inference_mode_enabled():
+def _joined(layers: Sequence[Any]) -> Int8:
+    """Layers of the same input as one in int8."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return Int8(torch.cat([layer.weight.detach() for layer in layers]), torch.cat(biases) if biases else None)
+
+
+def _through(layer: nn.Module, x: Tensor, large: bool) -> Tensor:
+    if large and isinstance(layer, nn.Linear) and torch.is_inference_mode_enabled():
         return linear(x, layer.weight, layer.bias)
     product: Tensor = layer(x)
     return product
@@ -224,12 +241,22 @@ class SwiGLU(nn.Module):
         self.large = c.large
         self.gate_proj = nn.Linear(c.width, c.ffn, bias=False)
         self.up_proj = nn.Linear(c.width, c.ffn, bias=False)
-        self.down_proj = nn.Linear(c.ffn, c.width, bias=False)
+        self.down_proj: nn.Module = nn.Linear(c.ffn, c.width, bias=False)
+        self.gate_up_proj: Int8 | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] to [..., D]."""
-        gated = F.silu(_through(self.gate_proj, x, self.large)) * _through(self.up_proj, x, self.large)
-        return (linear if self.large else F.linear)(gated, self.down_proj.weight)
+        if self.gate_up_proj is not None:
+            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        else:
+            gate, up = _through(self.gate_proj, x, self.large), _through(self.up_proj, x, self.large)
+        return _through(self.down_proj, F.silu(gate) * up, self.large)
+
+    def to_int8(self) -> None:
+        """See :meth:`TinyLM.to_int8`."""
+        self.gate_up_proj = _joined([self.gate_proj, self.up_proj])
+        self.down_proj = _joined([self.down_proj])
+        del self.gate_proj, self.up_proj
 
 
 class ResidualBlock(nn.Module):
@@ -269,7 +296,7 @@ class TinyLM(nn.Module):
         self.config = config
         self.pretrained = False
         self.model = Body(config)
-        self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
+        self.lm_head: nn.Module | None = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
         self._tables: tuple[Tensor, Tensor] = rotary_tables(0, config.head_size, config.rope_theta)
         if seed is None:  # to be filled
             return
@@ -284,8 +311,22 @@ class TinyLM(nn.Module):
 
     @property
     def head(self) -> Tensor:
-        """The output matrix [V, D]."""
-        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        """The output matrix [V, D]. Raises UserError where it is int8."""
+        if isinstance(self.lm_head, Int8):
+            refuse_int8(self.lm_head)
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight  # type: ignore[return-value]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.embed_tokens.weight.device
+
+    def to_int8(self) -> None:
+        """Round all matrices but the embedding to int8, for good. What was float32 is given back block by block."""
+        self.lm_head = Int8(self.head)
+        for block in self.model.layers:
+            for part in (block.self_attn, block.mlp):
+                part.to_int8()  # type: ignore[operator,union-attr]
 
     def tables(self, length: int) -> tuple[Tensor, Tensor]:
         """Rotary cos and sin of the first ``length`` positions, each [length, E]; grown by doubling.
@@ -293,12 +334,12 @@ class TinyLM(nn.Module):
         if length > self.config.context:
             raise UserError(f"a row of {length} tokens is longer than the model's context of {self.config.context}")
         cos, sin = self._tables
-        if cos.shape[0] < length or cos.device != self.head.device:
+        if cos.shape[0] < length or cos.device != self.device:
             grown = min(self.config.context, max(length, 2 * cos.shape[0], 64))
             with torch.inference_mode(
                 False
             ):  # kept for later calls, which may train: no inference tensor may be saved for backward
-                cos, sin = (t.to(self.head.device) for t in rotary_tables(grown, self.config.head_size, self.config.rope_theta))
+                cos, sin = (t.to(self.device) for t in rotary_tables(grown, self.config.head_size, self.config.rope_theta))
             self._tables = (cos, sin)
         return cos[:length], sin[:length]
 
@@ -331,11 +372,13 @@ class TinyLM(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, tap: Tap | None = None) -> Tensor:
         """Logits [B, T, V]; arguments as in :meth:`hidden`."""
-        return F.linear(self.hidden(tokens, mask, tap), self.head)
+        hidden = self.hidden(tokens, mask, tap)
+        return self.lm_head(hidden) if isinstance(self.lm_head, Int8) else F.linear(hidden, self.head)
 
     def save(self, folder: Path | str, tokenizer: HfTokenizer | None = None) -> None:
         """Write ``config.json``, ``model.safetensors`` and, if given, the tokenizer (with the chat template, where it has its
-        tags); each file whole or not at all."""
+        tags); each file whole or not at all. Raises UserError where weights are int8."""
+        refuse_int8(self)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
@@ -474,7 +517,12 @@ def _weights_in(file: Path) -> Iterator[Any]:
 
 def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
     """The module's ``state_dict`` with every tensor once: of weights that are one tensor (tied embeddings) the first name
-    only."""
+    only. Raises UserError where some are int8."""
+    refuse_int8(module)
+    return _distinct(module)
+
+
+def _distinct(module: nn.Module) -> dict[str, Tensor]:
     distinct: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, value in module.state_dict().items():
@@ -506,7 +554,7 @@ def weights_hash(module: nn.Module) -> str:
         yield "weights"
         if isinstance(module, TinyLM):
             yield canonical_json(asdict(module.config))
-        for name, value in distinct_weights(module).items():
+        for name, value in _distinct(module).items():
             raw = value.cpu().contiguous()
             yield from (name, str(raw.dtype), str(tuple(raw.shape)))
             yield raw.view(-1).view(torch.uint8).numpy().data if raw.numel() else b""

@@ -84,8 +84,8 @@ class RolloutConfig(Config):
     """Attempts that run at once, over all workers; changes no result."""
     device: str = ""
     """Where a model of this machine runs: cpu, cuda, cuda:1, ...; default: what RAMIFY_DEVICE says, else cpu."""
-    dtype: Literal["", "float32", "bfloat16"] = ""
-    """Data type of a model on an accelerator; with bfloat16 attempts may not repeat exactly.
+    dtype: Literal["", "float32", "bfloat16", "int8"] = ""
+    """Data type of a model: int8 for speed on a CPU; bfloat16 on an accelerator, where attempts may not repeat exactly.
     Default: RAMIFY_DTYPE, else float32."""
     budget: RunLimits = RunLimits()
     """Limits of the run."""
