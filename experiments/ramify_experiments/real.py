@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache as remembered
@@ -21,7 +22,7 @@ from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.env.task_sets import generated_task_set
 from ramify.integrations.environments.functions import FunctionEnvironment
 from ramify.model.tokenizer import HfTokenizer
-from ramify_experiments.lab import cache
+from ramify_experiments.lab import cache, call_verb
 
 EDITION = 1
 """Of the copies: raised when a change of the code would make them otherwise."""
@@ -33,8 +34,13 @@ def graded_environment(tasks: Iterable[Task]) -> FunctionEnvironment:
 
 
 def _graded(task: Task, answer: str, _state: Any) -> float:
-    numbers = re.findall(r"-?\d+", answer)
-    return float(bool(numbers) and numbers[-1] == str(task.data["want"]))
+    return float(is_right(answer, task.data))
+
+
+def is_right(text: str, data: Mapping[str, Any]) -> bool:
+    """The same as a judge of replies."""
+    numbers = re.findall(r"-?\d+", text)
+    return bool(numbers) and numbers[-1] == str(data["want"])
 
 
 def two_digits(n: int) -> list[tuple[int, int]]:
@@ -43,6 +49,8 @@ def two_digits(n: int) -> list[tuple[int, int]]:
     return [(10 + int(pair) // 90, 10 + int(pair) % 90) for pair in order]
 
 
+LONGEST = 40
+"""Tokens of an attempt at a sum at most: most of the improved model's end before."""
 SUMS = "python:ramify_experiments.real:sums"
 """The environment of :data:`sums`, as a verb takes it."""
 sums = graded_environment(
@@ -201,3 +209,16 @@ def improved(model: str, env: str = SUMS, seed: int = 0) -> str:
             with suppress(OSError):  # another process was first, and its copy is the same
                 agent.rename(place)
     return f"hf:{place}"
+
+
+def copy_of_attempts(model: str, tasks: int, attempts: int, folder: Path, seed: int = 0) -> Path:
+    """A copy in ``folder`` of a run in which the improved ``model`` made ``attempts`` at each of so many sums.
+
+    Played once a machine and kept; a call that was interrupted goes on.
+    """
+    agent = improved(model, seed=seed)
+    kept = cache() / "recipes" / f"{Path(agent.removeprefix('hf:')).name}-attempts-{tasks}-{attempts}-{EDITION}"
+    sampled = ("--count", tasks, "--attempts", attempts, "--max-reply", LONGEST, "--seed", seed)
+    call_verb("rollout", "--model", agent, "--env", SUMS, *sampled, "--out", kept)
+    shutil.copytree(kept, folder / "run")
+    return folder / "run"

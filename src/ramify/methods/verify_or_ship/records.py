@@ -7,12 +7,15 @@ are stored as every score of a run is, by the name of who gave it, so one critic
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ramify.base import verdicts
 from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.files import read_small
@@ -22,7 +25,7 @@ from ramify.base.waiting import wait_for
 from ramify.env.protocol import Task
 from ramify.methods.verify_or_ship.algorithm import Kernel, Likelihood, Tables
 from ramify.methods.verify_or_ship.calibration import CandidateAttempt, CodeCandidate
-from ramify.score.judge import Item, Judge, judged
+from ramify.score.judge import Item, Judge, Judgement, judged, records
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, import_records
 from ramify.trace.formats import Reader
@@ -169,7 +172,8 @@ def candidate_nodes(tree: Tree, scored: Mapping[str, Any] | None = None) -> list
 
 
 def candidates(run: Run, verifier: str = VERIFIER) -> list[CandidateAttempt]:
-    """The attempts of a run whose replies were scored. Raises UserError where nothing was, or not by ``verifier``."""
+    """The attempts of a run whose replies were scored; the truth of one that was cut by its limit of tokens is not known. Raises
+    UserError where nothing was scored, or not by ``verifier``."""
     names = {scorer for scorer, _, _ in run.scorers()}
     if verifier not in names:
         raise UserError(
@@ -177,34 +181,37 @@ def candidates(run: Run, verifier: str = VERIFIER) -> list[CandidateAttempt]:
             "with --verifier, "
             "or give --judge and --verify so that they are asked now"
         )
-    found = []
+    attempts = []
     for info in sorted(run.trees(), key=lambda info: info.name):
         scores = _scores(run, info.name)
         if not scores:
             continue
         instance = str(info.task.get("id", info.name))
         for _, nodes in candidate_nodes(run.tree(info.name), scores):
-            found.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], verifier) for node in nodes)))
-    return found
+            attempts.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], verifier) for node in nodes)))
+    return attempts
 
 
 def unverified(run: Run) -> list[CandidateAttempt]:
     """The attempts of a run that critics have scored and no verifier. Raises UserError where nothing was scored."""
-    found = []
+    attempts = []
     for info in sorted(run.trees(), key=lambda info: info.name):
         scores = _scores(run, info.name)
         instance = str(info.task.get("id", info.name))
         for _, nodes in candidate_nodes(run.tree(info.name), scores) if scores else ():
-            found.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], "") for node in nodes)))
-    if not found:
+            attempts.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], "") for node in nodes)))
+    if not attempts:
         raise UserError(f"{run.folder} holds no candidate that a critic has scored")
-    return found
+    return attempts
 
 
 def _candidate(node: Node, scores: Mapping[str, float | None], verifier: str) -> CodeCandidate:
     truth = scores.get(verifier)
     if truth not in (None, 0.0, 1.0):
         raise UserError(f"the verifier '{verifier}' gave {truth:g} at node {node.id}; the truth of a candidate is 0 or 1")
+    if node.stop == "length" and truth is not None:
+        verdicts.left_open(node.id)
+        truth = None
     checks = {name: value for name, value in scores.items() if name != verifier}
     payload = node.text or str(node.data.get("payload_hash", ""))
     return CodeCandidate(None if truth is None else bool(truth), checks, payload, node.id)
@@ -224,9 +231,10 @@ def ask(
     judges: Mapping[str, Judge],
     report: Callable[[int], object] = lambda done: None,
     begin: Callable[[int], object] = lambda n: None,
+    together: int = 32,
 ) -> int:
-    """Have ``judges`` (scorer -> judge) judge every reply that they have not judged,
-    one commit a candidate; returns how many were judged.
+    """Have ``judges`` (scorer -> judge) judge every reply that they have not judged, ``together`` at once as far as each judge
+    takes them, one commit a candidate; returns how many were judged.
 
     Interrupted, the same call continues. Equal texts of one task are judged once by each judge.
     """
@@ -247,25 +255,31 @@ def ask(
                     work.append((info.name, node, tree.path(node.id), task))
     missing = [one for one in work if any((one[1].id, name) not in done for name in judges)]
     begin(len(missing))
-    known: dict[tuple[str, str, str], Score] = {}
+    known: dict[tuple[str, str, str], asyncio.Task[list[Judgement]]] = {}
+
+    async def judge_it(tree: str, node: Node, path: NodePath, task: Task) -> list[Score]:
+        item, scores = Item.of(path, task), []
+        for name, judge in judges.items():
+            if (node.id, name) in done:
+                continue
+            key = (tree, name, node.text)
+            if key not in known:
+                known[key] = asyncio.ensure_future(judged(judge, [item]))
+            (judgement,) = await known[key]
+            (score, *_) = records(judge, node.id, judgement)
+            assert isinstance(score, Score)
+            unit = "reward" if name == VERIFIER else CHECK
+            scores.append(replace(score, scorer=name, unit=unit, judges={name: judge.identity}))
+        return scores
 
     async def all_of_them() -> None:
-        for count, (tree, node, path, task) in enumerate(missing, 1):
-            item = Item.of(path, task)
-            for name, judge in judges.items():
-                if (node.id, name) in done:
-                    continue
-                key = (tree, name, node.text)
-                if key not in known:
-                    (found,) = await judged(judge, [item])
-                    value = None if found.value is None else float(found.value)
-                    evidence = {"failure": found.failure} if found.failure else found.evidence
-                    unit = "reward" if name == VERIFIER else CHECK
-                    known[key] = Score(node.id, name, value, unit, found.confidence, evidence, found.cost, {name: judge.identity})
-                one = known[key]
-                run.add(Score(node.id, name, one.value, one.unit, one.confidence, one.evidence, one.cost, one.judges))
-            run.commit()
-            report(count)
+        count = 0
+        for start in range(0, len(missing), together):
+            for ended in asyncio.as_completed([judge_it(*one) for one in missing[start : start + together]]):
+                run.add(*await ended)
+                run.commit()
+                count += 1
+                report(count)
 
     wait_for(all_of_them())
     return len(missing)
