@@ -14,6 +14,8 @@ PARTITIONS = ("a", "b", "shared", "all")
 Normalise = Literal["joint", "channel", "none"]
 OWN = 0.1
 """A feature of model 0 alone has less than this share of its latent scaling in model 1."""
+MOSTLY = 0.5
+"""A feature that is mostly model 0's has less than this share of it there (the bound of arXiv 2504.02922)."""
 
 
 class DictionaryConfig(Config):
@@ -61,6 +63,9 @@ class FitConfig(Config):
     or sum weighted by decoder norms (Lindsey et al. 2024)."""
     l1_exclusive_covers_shared: bool = False
     """The exclusive term also covers shared features, as in the paper's code, which so presses on them up to twice."""
+    difference: float = Field(0.0, ge=0)
+    """Weight of the squared error of the models' difference, beside that of each model's state. A light training moves states by
+    less than a dictionary leaves unexplained, and then no feature is spent on what it changed; 10 is a first choice there."""
     auxk: float = Field(0.0, ge=0)
     """Weight of what dead features could still explain (Gao et al. 2024): revives them; 1/32 is usual."""
     dead_after: int = Field(25_000, ge=1)
@@ -80,6 +85,11 @@ class CaptureOptions(Config):
     """prompts of the behaviour in question, JSON lines with prompt or prompt_ids"""
     plain: Path
     """other texts, in the same form"""
+    reply: int = Field(0, ge=0)
+    """let the tuned model reply with so many tokens to every prompt and keep the state that decides each of them; 0: that at the
+    prompt's last token alone"""
+    plain_text: bool = False
+    """the other corpus is text as it stands, and every token of it but the first counts"""
     raw: bool = False
     """prompts are the text as it is, without the chat template"""
     longest: int = Field(0, ge=0)
