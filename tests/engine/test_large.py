@@ -17,7 +17,7 @@ from ramify.engine.gguf import smollm2_file
 from ramify.engine.local import LocalModel
 from ramify.engine.named import find_model
 from ramify.engine.sampling import PIECE, WIDE, inverse_cdf, pick
-from ramify.engine.tiny import TinyConfig, TinyLM, distinct_weights, set_distinct_weights, weights_hash
+from ramify.engine.tiny import TinyConfig, TinyLM, weights_hash
 from ramify.model.protocol import Prefix, Sampling
 
 from .helpers import VOCAB, sample, tokens
@@ -183,7 +183,7 @@ def test_an_adapter_of_a_large_model_is_added_in_place_and_saved(large: Path, tm
     assert adapter is not None
     for _, up in adapter.parts.values():
         up.data.normal_(generator=torch.Generator().manual_seed(0))
-    set_distinct_weights(model.module, distinct_weights(model.module) | adapter.merged())
+    adapter.merge_into(model.module)
     model.refresh()
     save_model(model, large, tmp_path / "adapter", adapter)
     again = LocalModel.load(tmp_path / "adapter")

@@ -173,7 +173,7 @@ def read_record(path: Path, what: str) -> dict[str, Any]:
     return record
 
 
-def write_whole(path: Path, data: bytes | str) -> None:
+def write_whole(path: Path, data: bytes | bytearray | str) -> None:
     """Write ``path`` whole or not at all. Raises like :func:`whole_file`."""
     with whole_file(path) as temporary:
         temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)

@@ -1,14 +1,13 @@
 """LoRA adapters in the layout of PEFT (``adapter_config.json``, ``adapter_model.safetensors``),
 added to the weights of their base.
 
-While one is trained the model keeps whole weights, so everything else runs as without it: gradients of the weights become those
-of the low-rank parts by the chain rule, and the weights are added up anew after every step."""
+While one is trained the model keeps whole weights, so everything else runs as without it: layers hand their gradients to the
+low-rank parts (:mod:`ramify.train.large`), and the weights are added up anew after every step."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import read_record, reason
 from ramify.base.seeds import derive_key
 from ramify.engine.forward import threads_for
-from ramify.engine.tiny import distinct_weights, set_distinct_weights
+from ramify.engine.tiny import distinct_weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _A, _B, _STEM = ".lora_A.weight", ".lora_B.weight", "base_model.model."
@@ -62,8 +61,13 @@ def add_adapter(module: nn.Module, folder: Path) -> None:
 
     Raises NeedsError on adapters of another kind, UserError where the adapter does not fit the model.
     """
-    adapter = Adapter.read(folder, module)
-    set_distinct_weights(module, distinct_weights(module) | adapter.merged())
+    Adapter.read(folder, module).merge_into(module)
+
+
+def head_of(module: nn.Module) -> nn.Module | None:
+    """The output layer of a model; None where it has none of its own, or is none."""
+    head: nn.Module | None = getattr(module, "get_output_embeddings", lambda: getattr(module, "lm_head", None))()
+    return head
 
 
 @dataclass(eq=False)
@@ -86,7 +90,7 @@ class Adapter:
         kinds = {
             name: type(layer).__name__ for name, layer in module.named_modules() if type(layer).__name__ in ("Linear", "Conv1D")
         }
-        head = getattr(module, "get_output_embeddings", lambda: getattr(module, "lm_head", None))()
+        head = head_of(module)
         layers = {name: kind for name, kind in kinds.items() if module.get_submodule(name) is not head}
         if len(set(layers.values())) != 1:
             raise UserError(
@@ -164,23 +168,20 @@ class Adapter:
         """alpha / r, or alpha / sqrt(r)."""
         return float(self.config["lora_alpha"]) / (self.rank**0.5 if self.config.get("use_rslora") else self.rank)
 
-    def merged(self) -> dict[str, Tensor]:
-        """Name -> weight with its low-rank part added, float32 on the CPU: the same bits wherever the parts are the same."""
-        weights = {}
+    def merge_into(self, module: nn.Module) -> None:
+        """Set the weights of ``module`` to those with their low-rank parts added: the same bits wherever the parts are the
+        same."""
+        weights = dict(module.named_parameters())
         with torch.no_grad(), threads_for(0):  # workers add it with one thread, too, and must get the same bits
             for name, (down, up) in self.parts.items():
-                change = self.scale * (up.double() @ down.double())
-                if self.config.get("fan_in_fan_out"):
-                    change = change.T
-                weights[name] = (self.base[name].double() + change).to(torch.float32)
-        return weights
-
-    def pull(self, gradients: Mapping[str, Tensor]) -> None:
-        """Set the gradients of the parts from those of the weights: of B s G A^T, of A s B^T G."""
-        for name, (down, up) in self.parts.items():
-            whole = gradients[name].cpu()
-            whole = whole.T if self.config.get("fan_in_fan_out") else whole
-            up.grad, down.grad = self.scale * whole @ down.detach().T, self.scale * up.detach().T @ whole
+                base = self.base[name]
+                turned = bool(self.config.get("fan_in_fan_out"))
+                if turned or not base.is_contiguous():  # made as the weight lies in memory: by columns where the model is large
+                    change = down.double().t() @ up.double().t()
+                    change = change if turned else change.t()
+                else:
+                    change = up.double() @ down.double()
+                weights[name].copy_(change.mul_(self.scale).add_(base))
 
     def write(self, folder: Path, base: Path) -> None:
         """Write it as PEFT does, for the model in ``base``."""

@@ -151,7 +151,9 @@ class SharedCritic:
 
     def restore(self, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """Inverse of :meth:`state`."""
-        stored = {name.removeprefix("critic."): np.asarray(value) for name, value in arrays.items() if name.startswith("critic.")}
+        stored = {
+            name.removeprefix("critic."): np.asarray(value).copy() for name, value in arrays.items() if name.startswith("critic.")
+        }
         self._x, self._y = stored.pop("states"), stored.pop("targets")
         self._weights = stored
         self.won, self.fits, self.flat = int(record["won"]), int(record["fits"]), np.array(record["flat"], dtype=np.float64)

@@ -358,7 +358,8 @@ class Job:
         """Plays episodes of the current agent."""
         weights = self.model.identity.weights
         if weights != self.played_with:
-            self.players.set_weights(weights, weights_of(self.model))
+            if self.players.pool is not None:
+                self.players.set_weights(weights, weights_of(self.model))
             self.played_with = weights
         return self.players.player(Episodes(self.agent(), self.environment, run, self.config.seed, group))
 
@@ -785,7 +786,7 @@ def _gain(first: EvaluationEntry, second: EvaluationEntry) -> SuccessGain:
     return SuccessGain(float(np.mean(after) - np.mean(before)), paired_proportions(after, before), len(pairs))
 
 
-def packed(trainer: Trainer, critic: SharedCritic) -> bytes:
+def packed(trainer: Trainer, critic: SharedCritic) -> bytearray:
     """A checkpoint: everything that the next update needs."""
     (tensors, record), (arrays, known) = trainer.state(), critic.state()
     return checkpoint.pack({**tensors, **arrays}, {**record, "critic": known})

@@ -10,13 +10,13 @@ from pathlib import Path
 from ramify.base.errors import UserError
 from ramify.engine.adapters import Adapter
 from ramify.engine.local import LocalModel
-from ramify.engine.tiny import TinyLM
 from ramify.jobs.settings import ImproveConfig
+from ramify.train.large import FLOAT, PIECE, bytes_a_token, most_tokens
 
-FLOAT = 4
-"""Bytes."""
-PACKING = 5
-"""Copies of the weights that exist while a checkpoint with moments is packed, besides gradients and moments."""
+PACKING = 3
+"""Copies of the weights that exist while a checkpoint of all weights with both moments is packed or read."""
+HOLES = 1.5
+"""Memory that activations take for each byte of them: freed pieces leave holes. Measured with 135 million weights."""
 SHOWN, SHARE = 3.0, 1 / 3
 """Assumed before anything was played: tokens of a training row for each trained on, and the share of sampled tokens trained
 on (imitation trains on attempts that succeed)."""
@@ -31,9 +31,9 @@ class NeededMemory:
     loaded: int
     """The process with the model, before anything is trained."""
     held: int
-    """The adapter's base, or moments; gradients."""
+    """The adapter's base and parts, or moments; the reference of a KL."""
     activations: int
-    """Of one pass of a training step."""
+    """Of one pass of a training step, and gradients of all weights."""
     packing: int
     """Copies that exist while a checkpoint is written, when there are no activations."""
     cache: int
@@ -51,36 +51,27 @@ def needed(
     """What a job takes with ``model``: training rows have ``shown`` tokens for each that is trained on, and of the tokens sampled
     a ``share`` is trained on.
 
-    ``loaded`` is measured, the rest by formula. Held: with an adapter once more the matrices it is for, their gradients, and
-    what replaces them; with all weights gradients and both moments. Activations of a pass (bounded by ``train.micro_tokens``):
-    what a decoder block keeps for its gradient (7 widths, 3 of keys or values, 4 of the inner layer a token), and three copies
-    of the logits of trained tokens."""
+    ``loaded`` is measured, the rest by formula. Held: with an adapter once more the matrices it is for, and its parts with their
+    gradients and moments; with all weights both moments. Activations of a pass: those of as many tokens as it may have
+    (:mod:`ramify.train.large`), and three pieces of logits, times :data:`HOLES`."""
     weights = FLOAT * sum(weight.numel() for weight in model.module.parameters())
-    linear = FLOAT * sum(weight.numel() for weight in adapter.base.values()) if adapter else 0
     sampled = config.tokens / config.updates
     trained = sampled * share
-    tokens = min(config.train.micro_tokens, trained * shown)
-    activations = tokens * _a_token(model) + FLOAT * 3 * min(trained, tokens) * model.forward.vocab
+    tokens = min(most_tokens(model.module, config.train.micro_tokens), trained * shown)
+    logits = FLOAT * 3 * min(PIECE, min(trained, tokens) * model.forward.vocab)
     position = FLOAT * model.forward.layers * model.forward.kv_size
     played = max(sampled, config.eval_episodes * config.max_reply) * shown
+    held = 2 * weights
+    if adapter:
+        parts = sum(half.numel() for pair in adapter.parts.values() for half in pair)
+        held = FLOAT * (sum(weight.numel() for weight in adapter.base.values()) + 4 * parts)
     return NeededMemory(
         loaded=loaded,
-        held=3 * linear if adapter else 3 * weights,
-        activations=int(activations),
+        held=held + (weights if config.kl else 0),
+        activations=int(HOLES * (tokens * bytes_a_token(model.module) + logits)) + (0 if adapter else weights),
         packing=0 if adapter else PACKING * weights,
         cache=int(min(1 << 30, position * played)),
     )
-
-
-def _a_token(model: LocalModel) -> float:
-    """Bytes that one token keeps for the gradient in all blocks."""
-    config = model.module.config
-    if isinstance(model.module, TinyLM):
-        width, inner = model.module.config.width, model.module.config.ffn
-    else:
-        width = int(getattr(config, "hidden_size", 0) or getattr(config, "n_embd", 0))
-        inner = int(getattr(config, "intermediate_size", 0) or getattr(config, "n_inner", 0) or 4 * width)
-    return float(FLOAT * model.forward.layers * (7 * width + 1.5 * model.forward.kv_size + 4 * inner))
 
 
 def available(root: Path = Path("/")) -> int | None:

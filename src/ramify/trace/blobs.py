@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import refusal, write_whole
-from ramify.base.ids import stable_hash
+from ramify.base.ids import hash_of
 
 
 class Blobs:
@@ -21,9 +21,9 @@ class Blobs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def put(self, data: bytes) -> str:
+    def put(self, data: bytes | bytearray) -> str:
         """Store ``data`` and return its hash. Raises RamifyError when the disk refuses; nothing is left behind then."""
-        name = stable_hash(data)
+        name = hash_of([memoryview(data)])
         target = self._path(name)
         if target.exists():
             return name
@@ -47,7 +47,7 @@ class Blobs:
             data = path.read_bytes()
         except (OSError, ValueError) as error:
             raise UserError(f"there is no blob '{name}' under {self.folder}") from error
-        if stable_hash(data) != name:
+        if hash_of([memoryview(data)]) != name:
             raise RamifyError(f"blob '{name}' under {self.folder} is damaged: its content does not match its name")
         return data
 

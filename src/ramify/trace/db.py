@@ -454,7 +454,7 @@ class Run:
         self._write("RELEASE grouped")
         self.commit()
 
-    def put_blob(self, data: bytes) -> str:
+    def put_blob(self, data: bytes | bytearray) -> str:
         """Store bytes at once and return their hash; a node refers to them as ``blob:HASH``."""
         self._require_lock()
         return self.blobs.put(data)

@@ -86,7 +86,7 @@ def divergence(before: Tensor, now: Tensor) -> Tensor:
     return (before.exp() * (before - now)).sum(1)
 
 
-def weights_packed(trainer: Trainer) -> bytes:
+def weights_packed(trainer: Trainer) -> bytearray:
     """The weights that ``trainer`` trains, without its moments: enough to be the agent, not to train on."""
     tensors, record = trainer.state()
     return checkpoint.pack({name: value for name, value in tensors.items() if not name.startswith("moment.")}, record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from ramify.base import registry
-from ramify.base.errors import UserError
+from ramify.base.errors import NeedsError, UserError
 from ramify.base.seeds import generator
 from ramify.engine.adapters import Adapter
 from ramify.engine.generic import attends_here
 from ramify.engine.sharing import SharedRows, sharing
 from ramify.engine.tiny import TinyLM, distinct_weights, set_distinct_weights
 from ramify.train.batch import Batch, Row, collate, in_tree_order, micro_batches, share_of_rows, shared_batches
+from ramify.train.large import chosen_logprobs, head_weight, is_large, linear_layers, most_tokens, recomputed, trained
 from ramify.train.losses import Scores
 from ramify.train.settings import TrainConfig as TrainConfig
 
@@ -32,33 +34,41 @@ def token_logprobs(module: nn.Module, batch: Batch) -> Tensor:
     return score_batch(module, batch).logprobs
 
 
-def score_batch(module: nn.Module, batch: Batch) -> Scores:
+def score_batch(module: nn.Module, batch: Batch, adapter: Adapter | None = None) -> Scores:
     """Log-probabilities of the masked tokens and, where rows carry the token values ``rival``, of the tokens these name instead.
+    Gradients for an ``adapter`` are taken within :func:`ramify.train.large.trained`.
 
     Raises UserError where a rival is not a token of the model.
     """
     where = batch.mask[:, 1:]
+    head = head_weight(module, adapter)
     if batch.shared is not None and batch.source is not None:
-        logits = _shared_logits(module, batch.shared, batch.source)
+        states = _shared(module, batch.shared, head is not None)[batch.source]
     elif isinstance(module, TinyLM):
-        logits = nn.functional.linear(module.hidden(batch.tokens[:, :-1])[where], module.head)
+        states = module.hidden(batch.tokens[:, :-1])[where]
+    elif head is not None:
+        states = module.base_model(input_ids=batch.tokens[:, :-1], use_cache=False).last_hidden_state[where]  # type: ignore[operator]
     else:
-        logits = module(input_ids=batch.tokens[:, :-1], use_cache=False).logits[where].float()
+        states = module(input_ids=batch.tokens[:, :-1], use_cache=False).logits[where]
+    vocab = states.shape[1] if head is None else len(head)
+    rival = batch.token_values.get("rival")
+    targets = [batch.tokens[:, 1:][where]]
+    if rival is not None:
+        targets.append(rival[:, 1:][where].long())
+        outside = targets[1][(targets[1] < 0) | (targets[1] >= vocab)]
+        if len(outside):
+            raise UserError(f"training row: rival {int(outside[0])} is not a token; the model knows 0 to {vocab - 1}")
+    if head is None:
+        chosen = [-nn.functional.cross_entropy(states.float(), row, reduction="none") for row in targets]
+    else:
+        chosen = list(chosen_logprobs(states, head, torch.stack(targets)))
 
-    def of(tokens: Tensor) -> Tensor:
-        chosen = -nn.functional.cross_entropy(logits, tokens[:, 1:][where], reduction="none")
-        out = torch.zeros(batch.tokens.shape, dtype=chosen.dtype, device=chosen.device)
-        out[:, 1:][where] = chosen
+    def laid_out(values: Tensor) -> Tensor:
+        out = torch.zeros(batch.tokens.shape, dtype=values.dtype, device=values.device)
+        out[:, 1:][where] = values
         return out
 
-    rival = batch.token_values.get("rival")
-    if rival is None:
-        return Scores(of(batch.tokens))
-    outside = rival[:, 1:][where]
-    outside = outside[(outside < 0) | (outside >= logits.shape[1])]
-    if len(outside):
-        raise UserError(f"training row: rival {int(outside[0])} is not a token; the model knows 0 to {logits.shape[1] - 1}")
-    return Scores(of(batch.tokens), of(rival.long()))
+    return Scores(*map(laid_out, chosen))
 
 
 def batches(module: nn.Module, rows: Sequence[Row], max_tokens: int, share: bool = True) -> Iterator[tuple[list[Row], Batch]]:
@@ -86,7 +96,7 @@ def _tried(module: nn.Module) -> bool:
     with torch.no_grad():
         try:
             laid_out = SharedRows.of(rows, device)
-            shared = _shared_logits(module, laid_out, torch.from_numpy(np.concatenate(laid_out.places)).to(device))
+            shared = _shared(module, laid_out, False)[torch.from_numpy(np.concatenate(laid_out.places)).to(device)].float()
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
             return False
         alone = [module(input_ids=torch.from_numpy(row[None]).long().to(device), use_cache=False).logits[0] for row in rows]
@@ -94,14 +104,15 @@ def _tried(module: nn.Module) -> bool:
     return torch.allclose(shared, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
 
 
-def _shared_logits(module: nn.Module, rows: SharedRows, source: Tensor) -> Tensor:
-    """Logits after the tokens at ``source``, [N, V]."""
+def _shared(module: nn.Module, rows: SharedRows, states: bool) -> Tensor:
+    """States [T, D] after the tokens of ``rows``, or logits [T, V]."""
     if isinstance(module, TinyLM):
-        return nn.functional.linear(module.hidden_shared(rows)[source], module.head)
+        return module.hidden_shared(rows)
+    call: Any = module.base_model if states else module
     with sharing(rows):
-        output = module(input_ids=rows.tokens[None], position_ids=rows.positions[None], use_cache=False)
-    logits: Tensor = output.logits[0][source].float()
-    return logits
+        output = call(input_ids=rows.tokens[None], position_ids=rows.positions[None], use_cache=False)
+    after: Tensor = (output.last_hidden_state if states else output.logits)[0]
+    return after
 
 
 def with_reference(reference: nn.Module, rows: Sequence[Row], max_tokens: int = 16384) -> list[Row]:
@@ -129,8 +140,9 @@ class Trainer:
         self.module, self.config, self.seed, self.adapter = module, config, seed, adapter
         self.steps = 0
         if adapter is not None:
-            for name, weight in module.named_parameters():
-                weight.requires_grad_(name in adapter.parts)
+            if other := sorted(adapter.parts.keys() - {name for name, _, _ in linear_layers(module)}):
+                raise NeedsError(f"the adapter changes '{other[0]}', which is not a linear layer's: that cannot be trained here")
+            module.requires_grad_(False)
             self._added()
             weights = [part.requires_grad_() for pair in adapter.parts.values() for part in pair]
         else:
@@ -138,7 +150,8 @@ class Trainer:
         if not weights:
             raise UserError("the model has no trainable weight")
         c = config
-        self.optimizer = torch.optim.AdamW(weights, lr=c.lr, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay)
+        fused = is_large(module) or None  # one pass over the weights, of which there are many; None is torch's choice
+        self.optimizer = torch.optim.AdamW(weights, lr=c.lr, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=fused)
 
     def set_rate(self, lr: float) -> None:
         """Continue at the learning rate ``lr``."""
@@ -169,35 +182,30 @@ class Trainer:
         totals = dict.fromkeys(losses, 0.0)
         device = next(self.module.parameters()).device
         self.module.eval()  # no dropout: rows are scored by the model that sampled them, and a resumed run must end as this one
-        self._forget()
-        for _, batch in batches(self.module, rows, self.config.micro_tokens, self.config.share_prefixes):
-            scores = score_batch(self.module, batch)
-            total = torch.zeros((), device=device)
-            for name, weight in losses.items():
-                value = registry.get("loss", name)(batch, scores, self.config.loss)[batch.mask].sum()
-                totals[name] += float(value.detach())
-                total = total + weight * value
-            (total / count).backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        most = most_tokens(self.module, self.config.micro_tokens)
+        with trained(self.module, self.adapter):
+            for _, batch in batches(self.module, rows, most, self.config.share_prefixes):
+                whole = batch.tokens.numel() if batch.shared is None else len(batch.shared.tokens)
+                with recomputed(self.module) if most < min(whole, self.config.micro_tokens) else nullcontext():
+                    scores = score_batch(self.module, batch, self.adapter)
+                    total = torch.zeros((), device=device)
+                    for name, weight in losses.items():
+                        value = registry.get("loss", name)(batch, scores, self.config.loss)[batch.mask].sum()
+                        totals[name] += float(value.detach())
+                        total = total + weight * value
+                    (total / count).backward()
         return totals, count, self._descend()
 
     def descend(self, loss: Tensor) -> float:
         """One step along the gradient of ``loss``, which was made elsewhere; the norm of the gradient."""
-        self._forget()
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         return self._descend()
-
-    def _forget(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.adapter is not None:
-            self.module.zero_grad(set_to_none=True)
 
     def _descend(self) -> float:
         weights: Iterable[Tensor] = self.module.parameters()
         if self.adapter is not None:
-            grads = {name: weight.grad for name, weight in self.module.named_parameters() if name in self.adapter.parts}
-            self.adapter.pull(
-                {name: torch.zeros_like(self.adapter.base[name]) if grad is None else grad for name, grad in grads.items()}
-            )
             weights = [part for pair in self.adapter.parts.values() for part in pair]
         norm = float(nn.utils.clip_grad_norm_(weights, self.config.clip_norm))
         if math.isfinite(norm):  # a step along a gradient that is not a number would lose the model
@@ -209,13 +217,12 @@ class Trainer:
     def _added(self) -> None:
         """Bring the module's weights to what the adapter's parts make of them."""
         if self.adapter is not None:
-            weights = dict(self.module.named_parameters())
-            with torch.no_grad():
-                for name, weight in self.adapter.merged().items():
-                    weights[name].copy_(weight)
+            self.adapter.merge_into(self.module)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything needed to continue: tensors by name (weights or an adapter's parts, moments) and a JSON record."""
+        """Everything needed to continue: tensors by name (weights or an adapter's parts, moments) and a JSON record. Drops
+        the gradients of the last step: who copies the state needs the memory."""
+        self.optimizer.zero_grad(set_to_none=True)
         if self.adapter is None:
             tensors = {f"weight.{name}": value.cpu() for name, value in distinct_weights(self.module).items()}
         else:
@@ -239,11 +246,15 @@ class Trainer:
                     for i, half in enumerate(pair):
                         half.copy_(tensors[f"adapter.{i}.{name}"])
             self._added()
+        self.optimizer.state.clear()
         moments: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             if key.startswith("moment."):
                 _, index, name = key.split(".", 2)
-                moments.setdefault(int(index), {})[name] = value.clone()
+                weight = self.optimizer.param_groups[0]["params"][int(index)]
+                alike = value.shape == weight.shape  # a fused step wants them to lie in memory as the weight does
+                value = torch.empty_like(weight, requires_grad=False).copy_(value) if alike else value.clone()
+                moments.setdefault(int(index), {})[name] = value
         state = self.optimizer.state_dict()
         state["state"] = moments
         self.optimizer.load_state_dict(state)
