@@ -247,7 +247,7 @@ def check_methods(name: str, quick: bool, seed: int, out: Path | None) -> Iterat
     ``out`` keeps what it holds of other methods. Raises UserError for an unknown method, for one that brings no cases, and for an
     ``out`` that holds something else, or the counts of another seed.
     """
-    methods = registry.names("method")
+    methods = sorted({*registry.names("method"), *experiments.found("cases")})  # jobs such as `why` bring cases, too
     slugs = [slug for slug in methods if name in ("all", slug)]
     if not slugs:
         raise UserError(f"unknown method '{name}' ({nearest(name, ['all', *methods])})")

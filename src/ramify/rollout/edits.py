@@ -33,6 +33,7 @@ from typing import Any
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import json_hash
 from ramify.model.chat import ChatTemplate
+from ramify.model.protocol import Prefix
 from ramify.trace.context import tokens_of
 from ramify.trace.message import Message
 from ramify.trace.node import Insert
@@ -135,9 +136,15 @@ class Change:
     rewrite: Callable[[list[Part]], list[Part]] | None = None
     """The changed prompt; None where it stays as it was."""
     state: Mapping[str, Any] | None = None
+    shown: Callable[[Prefix], Prefix] | None = None
+    """What a model that takes messages is sent instead, at this sample and at all later ones of the attempt."""
+    name: str = ""
+    """What ``shown`` does, as kept with the provenance."""
 
     def stored(self) -> dict[str, Any] | None:
-        """The hidden-state edit as kept with the provenance: its place and the hash of its vector."""
+        """The hidden-state edit as kept with the provenance: its place and the hash of its vector; or what is shown."""
+        if self.shown is not None:
+            return {"shown": self.name}
         return None if self.state is None else {**self.state, "vector": json_hash(self.state["vector"])}
 
 
@@ -218,6 +225,19 @@ def _rendered(role: str, text: str, after: str, template: ChatTemplate | None) -
         return Insert(text, None, role)
     tokens, _, text = template.render(role, text, after)
     return Insert(text, tuple(tokens), role)
+
+
+def saying(texts: Mapping[int, str | None], template: ChatTemplate | None) -> Callable[[list[Part]], list[Part]]:
+    """How a prompt changes whose messages say ``texts``, by their number; None leaves one out."""
+
+    def rewrite(parts: list[Part]) -> list[Part]:
+        for at in sorted(texts, reverse=True):
+            groups = by_message(parts)
+            messages = [message_of(group) for group in groups]
+            parts = _put(groups, messages, at, messages[at].role, texts[at], template)
+        return parts
+
+    return rewrite
 
 
 def diff(before: Sequence[Message], after: Sequence[Message]) -> str:

@@ -386,7 +386,7 @@ class Episodes:
                 failure = turn.answer.data.get("failure") if turn.answer.stop == "failed" else None
                 break
             if given is None:
-                draw, change = Draw(0, draw.purpose), None
+                draw, change = Draw(0, draw.purpose), change if change is not None and change.shown is not None else None
         if played and failure is None and all(i in held for i in range(len(played))):
             return Attempt(
                 start.parent.tree,
@@ -461,6 +461,8 @@ class Episodes:
         position = await self.prompts.fitted(position)
         sampling, provenance = self._sampling(change)
         prompt = self.prompts.prompt(position, tools_of(self.environment), getattr(env, "asked", None))
+        if change is not None and change.shown is not None:
+            prompt = replace(prompt, prefix=change.shown(prompt.prefix))
         taps = None
         if change is not None and change.state is not None:
             assert prompt.prefix.tokens is not None

@@ -63,3 +63,40 @@ def _final_by_rate(k: int, m: int, n: int) -> np.ndarray:
     out[:, k : k + left + 1] = np.exp(ways + more * np.log(_RATES)[:, None] + (left - more) * np.log(1 - _RATES)[:, None])
     out.setflags(write=False)
     return out
+
+
+_HIGH = np.array([0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97])
+_PAIRS = np.array([(high, low) for high in _HIGH for low in _HIGH if high - low >= 0.14])
+
+
+class DropBet:
+    """A bet that the rate of a first arm lies above that of a second, on pairs of one sample of each.
+
+    Its value is an e-process: where the two rates are equal (whatever they are), the chance that it ever reaches 1 / level is at
+    most ``level``, however often one looks and whenever one stops or continues (Turner, Ly and Gruenwald, "Generic E-variables
+    for exact sequential k-sample tests that allow for optional stopping", 2024, their theorem 1 with blocks of 1 and 1). It is
+    the mixture over alternatives (high, low) of the likelihood ratio against their mean; ``near`` says where the alternative is
+    expected, by other samples than those that are added. It decides how soon the bet is won, not how often one is won by chance.
+    """
+
+    def __init__(self, near: tuple[float, float] | None = None, trust: float = 0.9, spread: float = 0.1) -> None:
+        high, low = _PAIRS.T
+        weights = np.full(len(_PAIRS), 1 / len(_PAIRS))
+        if near is not None:
+            close = np.exp(-((high - near[0]) ** 2 + (low - near[1]) ** 2) / (2 * spread**2)) + 1e-12
+            weights = (1 - trust) * weights + trust * close / close.sum()
+        mean = (high + low) / 2
+        self._high, self._low = np.log([1 - high, high]), np.log([1 - low, low])
+        self._mean = np.log([1 - mean, mean])
+        self._log = np.log(weights)
+        self.n = 0
+        """Pairs that were added."""
+        self.now = self.best = 0.0
+        """The logarithms of its value and of its largest value so far."""
+
+    def add(self, first: bool, second: bool) -> None:
+        """One sample of each arm."""
+        self._log = self._log + self._high[int(first)] + self._low[int(second)] - self._mean[int(first)] - self._mean[int(second)]
+        self.n += 1
+        self.now = float(np.logaddexp.reduce(self._log))
+        self.best = max(self.best, self.now)

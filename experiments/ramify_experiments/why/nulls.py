@@ -1,0 +1,130 @@
+"""Conversations of which it is known what the decision depends on (nothing, one sentence, two), given to
+``ramify why --context``."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import ramify
+from ramify import Observation
+from ramify.trace.db import Run
+from ramify_experiments.cases import KnownCase, Repetition
+from ramify_experiments.why.context import FAMILIES, ContextFamily, conversation
+
+NAMES = {family.name: family for family in FAMILIES}
+
+
+class Letters:
+    """One answer to a conversation that the task holds."""
+
+    max_turns, system = 1, ""
+
+    def reset(self, task: Any, seed: int) -> Observation:
+        """The conversation as one message."""
+        return Observation(str(task.data["shown"]))
+
+    def step(self, action: str) -> Observation:
+        """The end."""
+        return Observation("done", 0.0, terminated=True, outcome=action != "pay")
+
+    def snapshot(self) -> Any:
+        """Nothing."""
+        return 0
+
+    def restore(self, snapshot: Any) -> None:
+        """Nothing."""
+
+    def key(self) -> str | None:
+        """None."""
+        return None
+
+
+def answer(messages: list[dict[str, Any]], key: int) -> str:
+    """Pays with the chance that :data:`RULES` say of what is shown."""
+    text = messages[-1]["content"]
+    rules = json.loads(RULES.get("now", "{}"))
+    there = [sentence in text for sentence in rules["planted"]]
+    likely = rules["kind"] == "none" or (any(there) if rules["kind"] == "each" else all(there))
+    return "pay" if random.Random(key).random() < rules["high" if likely else "low"] else "wait"
+
+
+RULES: dict[str, str] = {}
+"""What the simulated decision of the repetition that is running depends on."""
+
+
+def _named(rep: Repetition, family: ContextFamily) -> tuple[list[str], tuple[str, ...]]:
+    """What the verb names, and what was planted."""
+    case = conversation(family, rep.seed)
+    RULES["now"] = json.dumps({"kind": family.kind, "high": family.high, "low": family.low, "planted": case.planted})
+    shown = "\n\n".join(message.text for message in case.messages if message.text)
+    ramify.play(answer, Letters, [{"id": "letters", "shown": shown}], attempts=1, out=rep.folder / "run", seed=rep.seed)
+    with Run.open(rep.folder / "run") as run:
+        (tree,) = run.trees()
+        node = next(node.id for node in run.tree(tree.name).nodes.values() if node.role == "assistant")
+    me = "python:ramify_experiments.why.nulls"
+    who = ("--model", f"{me}:answer", "--env", f"{me}:Letters")
+    result = rep.verb("why", str(rep.folder / "run"), node, "--context", "--target", "says:pay", *who)
+    return [part["text"] for cause in result["causes"] for part in cause["parts"]], case.planted
+
+
+def _any(name: str) -> Any:
+    return lambda rep: bool(_named(rep, NAMES[name])[0])
+
+
+def _all(name: str) -> Any:
+    def named(rep: Repetition) -> bool:
+        texts, planted = _named(rep, NAMES[name])
+        return len(texts) == len(planted) and all(any(sentence in text for text in texts) for sentence in planted)
+
+    return named
+
+
+CASES = (
+    KnownCase(
+        "no part matters",
+        "nothing",
+        "A call happens nine times in ten whatever is shown; any part that is named is a false finding.",
+        _any("no cause"),
+        0.05,
+        full=100,
+        quick=4,
+    ),
+    KnownCase(
+        "a coin decides",
+        "nothing",
+        "A call happens every second time whatever is shown; any part that is named is a false finding.",
+        _any("a coin"),
+        0.05,
+        full=100,
+        quick=2,
+    ),
+    KnownCase(
+        "one sentence, 5 to 90 %",
+        "planted",
+        "One sentence of one of five letters raises a call from 5 to 90 %; it alone must be named.",
+        _all("one sentence, 5 -> 90 %"),
+        0.95,
+        full=100,
+        quick=4,
+    ),
+    KnownCase(
+        "two sentences, each enough",
+        "planted",
+        "Either of two sentences raises a call from 5 to 90 %; both must be named, and nothing else.",
+        _all("two, each enough"),
+        0.8,
+        full=100,
+        quick=4,
+    ),
+    KnownCase(
+        "two sentences, needed together",
+        "planted",
+        "Only both of two sentences raise a call from 5 to 90 %; both must be named, and nothing else.",
+        _all("two, needed together"),
+        0.95,
+        full=100,
+        quick=4,
+    ),
+)
