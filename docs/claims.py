@@ -20,7 +20,8 @@ Written by `python docs/claims.py` from the files under `repro/`. Every reproduc
 from scratch, none of them a paper's own; so a row says whether the *mechanism* shows at that size, with thresholds that were
 fixed before the code. No result here is a paper's benchmark. The last column is what `ramify repro METHOD --real` finds of it in
 at most ten minutes with a pretrained model that was not made here, SmolLM2-135M-Instruct; where 135 million weights are too few
-for anything to be seen, it says that.
+for anything to be seen, it says that; where it is empty, no such figure is committed. The word before it is of the second column
+alone.
 
 - **shown**: every check of the row holds. **in part**: some hold, or only in some of the cases that the row names.
   **not shown**: none does.
@@ -45,7 +46,7 @@ class Claim:
     real: Mapping[str, str] = field(default_factory=dict)
     """Of the reproduction on a real model: shown as -> the name of the check."""
     real_says: str = ""
-    """What is to be said of those."""
+    """What is to be said of those, or why there are none."""
 
 
 PARTS = {"world-model": ("world-model-trained",)}
@@ -110,7 +111,8 @@ def rows(slug: str, claims: Sequence[Claim]) -> str:
             known = {label: name for label, name in claim.checks.items() if name in checks}
             claim = replace(claim, checks=known, here=claim.here if known else "")
         seen = {label: name for label, name in claim.real.items() if real}  # none before the reproduction is committed
-        here, there = told(claim.checks, checks, claim.here), told(seen, real, claim.real_says if real else "")
+        says = claim.real_says if real or not claim.real else ""  # of a claim without such checks: why there are none
+        here, there = told(claim.checks, checks, claim.here), told(seen, real, says)
         lines.append(f"| {claim.paper} | {here} | {verdict(claim, checks)} | {there} |")
     return "\n".join(lines)
 
@@ -312,10 +314,10 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "features wrongly called own": "planted, 10 %, sum L1: features called A's own that are not",
             },
             real={
-                "mostly the own of a copy that changed its style": "style: features mostly the tuned model's",
-                "the same, no weight on the difference": "style, no weight on the difference: features mostly the tuned model's",
-                "of the base against itself": "base against itself: features mostly the tuned model's",
-                "of the improved model": "improved: features mostly the tuned model's",
+                "features mostly of the copy that talks in another style": "style: features mostly the tuned model's",
+                "the same, difference not weighed": "style, no weight on the difference: features mostly the tuned model's",
+                "of the base beside itself": "base against itself: features mostly the tuned model's",
+                "of an improved model beside its base": "improved: features mostly the tuned model's",
             },
             real_says="Whether features are found, not how they steer",
         ),
@@ -424,7 +426,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "51 to 85 % faster in production",
             real={f"over plain, {load} at once": f"tokens a second over plain, {load} at once" for load in (1, 4, 16)},
-            real_says="As was told before training: what must be accepted is more than a minute of training gives",
+            real_says="A minute of training: .06 of drafts accepted; told before: .19 to .73 needed, sure at 16 alone",
         ),
     ),
     "verify-or-ship": (

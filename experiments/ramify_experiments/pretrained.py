@@ -54,6 +54,7 @@ def cell(model: str, task: str, weights: str, lr: float, seed: int) -> dict[str,
         eval_episodes=48,
         changes=0,
         max_reply=24,
+        temperature=1.0,
         train={"lr": lr},
         keep={"perplexity": 0, "episodes": 1, "checkpoint": "last"},
     )

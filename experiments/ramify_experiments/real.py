@@ -217,7 +217,7 @@ def improved(model: str, env: str = SUMS, seed: int = 0) -> str:
     if not (place / "improved.json").is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         with folder_aside(place.parent) as aside:
-            result = improve(ImproveConfig(model=model, **settings), aside / "run")
+            result = improve(ImproveConfig(model=model, temperature=1.0, **settings), aside / "run")
             agent = aside / "run" / "agent"
             (agent / "improved.json").write_text(json.dumps(result.to_json()) + "\n", encoding="utf-8")
             with suppress(OSError):  # another process was first, and its copy is the same
