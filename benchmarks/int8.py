@@ -130,7 +130,8 @@ def main() -> None:
     print(notes[0], flush=True)
     if given.save:
         name = Path(folder).name
-        note = f"Model {name}, prompts of {PROMPT} tokens, one thread, median [quartiles] of {given.pairs} turns. "
+        note = f"Model {name}, prompts of {PROMPT} tokens, one thread, median [quartiles] of {given.pairs} turns; "
+        note += "a ratio above 1 is faster. "
         save("int8", "The same model in int8, and llama.cpp on the same file", columns, rows, note + ". ".join(notes) + ".")
 
 

@@ -179,6 +179,17 @@ def test_a_claim_with_values_is_not_called_untried() -> None:
     assert words["theory-loop", "Blind designs recover as well as adversarial ones"] == "measured"
 
 
+def test_claims_say_why_there_is_no_figure_of_a_real_model() -> None:
+    claims = load("claims")
+    untold = [
+        claim.real_says
+        for slug, listed in claims.CLAIMS.items()
+        for claim in listed
+        if claim.real_says and not claim.real and claim.real_says not in claims.rows(slug, listed)
+    ]
+    assert untold == []
+
+
 def test_every_known_miss_is_explained_on_its_page() -> None:
     silent = []
     for figures in sorted((ROOT / "repro").glob("*-*.json")):

@@ -24,7 +24,7 @@ REPLIES = 10
 def improve(verb: Any, folder: Path, run: Path, *more: object) -> Any:
     last = ("--keep.checkpoint", "last", "--keep.perplexity", "off")  # too small to gain: what was trained is wanted all the same
     what = () if "--lora" in more or (folder / "adapter_config.json").exists() else ("--all-weights",)
-    given = ("--env", "factory:zoo:Parity", *SMALL, *last, *what)
+    given = ("--env", "factory:zoo:Parity", *SMALL, *last, *what, "--temperature", 1)  # given, or a trial would choose it
     return verb("improve", "--model", f"hf:{folder}", *given, "--out", run, "--json", *more)
 
 

@@ -104,7 +104,7 @@ def test_on_a_real_model_the_reproduction_gets_its_name_and_the_report_says_whic
     assert last_line(capsys)["model"] == "household"
     for words, said in (
         (["--real", "--cpu"], "--real has one size"),
-        (["--model", "builtin"], "--model goes with --real"),
+        (["--model", "smollm2"], "--model goes with --real"),
         (["--real", "--model", "hf:/nowhere"], "there is no folder /nowhere"),
     ):
         assert main(["repro", "study", *words]) == 2
@@ -318,7 +318,7 @@ def test_the_installed_distribution_is_the_one_in_the_tree() -> None:
     for group, names in (
         ("experiments", ["check", "repro"]),
         ("reproductions", [*methods, "improve", "why", "world-model-trained"]),
-        ("cases", methods),
+        ("cases", [*methods, "why"]),
     ):
         wanted = project["entry-points"][f"ramify.{group}"]
         assert sorted(wanted) == sorted(names)

@@ -21,7 +21,9 @@ from ramify.engine.local import LocalModel
 from ramify.engine.products import SCALED, Int8, side_by_side, sums_exactly
 from ramify.engine.tiny import TinyLM
 from ramify.jobs.keep_texts import TEXTS
+from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Prefix, Sampling
+from ramify.rollout.components import find_environment
 from ramify.train.fidelity import GeneralTexts
 
 from .helpers import tiny, tokens
@@ -48,7 +50,7 @@ def test_a_product_is_that_of_the_rounded_matrix_and_the_same_bits_in_any_batch(
     room = step / 2 * rounded.abs().sum(1) + 1e-6 * exact.abs() + 1e-30  # half a step of every input, and float32
     assert ((whole - exact).abs() <= room).all()
     assert torch.equal(whole[3], layer.bias)
-    for rows in (1, 2, 4, 7):
+    for rows in (0, 1, 2, 4, 7):
         for at in range(21 - rows):
             assert torch.equal(layer(x[at : at + rows]), whole[at : at + rows])
 
@@ -80,8 +82,9 @@ def test_a_draw_in_int8_does_not_depend_on_its_batch(monkeypatch: pytest.MonkeyP
     assert 0 < np.abs(other.logprobs - scores.logprobs).mean() < 0.05
 
 
-def test_transformers_models_run_in_int8() -> None:
-    module = module_of("llama", num_key_value_heads=2)
+@pytest.mark.parametrize(("kind", "matrices"), [("llama", 7), ("gpt2", 4)])
+def test_transformers_models_run_in_int8(kind: str, matrices: int) -> None:
+    module = module_of(kind, tie_word_embeddings=False)
     row = torch.arange(20)[None]
     with torch.inference_mode():
         before = HfForward(module)
@@ -92,6 +95,19 @@ def test_transformers_models_run_in_int8() -> None:
     assert near.weights == before.weights
     assert near.shape != before.shape
     assert 0 < apart.mean() < 0.1
+    assert sum(isinstance(part, Int8) for part in module.modules()) == 1 + near.layers * matrices
+
+
+def test_a_run_in_int8_is_continued_in_int8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tasks = find_environment("household").task_set("eval", 1)
+    monkeypatch.setenv("RAMIFY_DTYPE", "int8")
+    steps = {"int8": play("builtin", "household", tasks, out=tmp_path / "int8")[0].turns[-1].node}
+    monkeypatch.delenv("RAMIFY_DTYPE")
+    steps["float32"] = play("builtin", "household", tasks, out=tmp_path / "float32")[0].turns[-1].node
+    forked = {name: fork_run(tmp_path / name, step.id, n=1).arm.attempts[0].turns[0].node for name, step in steps.items()}
+    assert {name: node.provenance for name, node in forked.items()} == {name: step.provenance for name, step in steps.items()}
+    other = fork_run(tmp_path / "int8", steps["int8"].id, n=1, model="builtin").arm.attempts[0].turns[0].node
+    assert other.provenance != steps["int8"].provenance
 
 
 def test_what_int8_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -99,6 +115,9 @@ def test_what_int8_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     with pytest.raises(UserError, match="int8, of which nothing is trained, added or saved"):
         save_model(model, None, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+    assert not any(weight.requires_grad for weight in model.module.parameters())
+    with pytest.raises(UserError, match="there is no gradient"):
+        model.module.model.layers[0](torch.randn(1, 3, model.forward.width, requires_grad=True), model.module.tables(3), None)
     with pytest.raises(UserError, match="a drafter goes with float32, and the weights of 'household-int8' are int8"):
         LocalModel.load(model_folder("builtin"), dtype="int8", drafter=tmp_path)
     monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda:0"])

@@ -56,8 +56,17 @@ def test_the_edit_that_helps_is_accepted(tmp_path: Path) -> None:
     assert {each.task for each in confirmed.tasks} == {"t1", "t2", "t3", "t4"}  # not the one it was screened at
     assert confirmed.difference > 0.25
     assert f"+{HELPS}" in found.diffs["left"]
+    assert found.other
     again = fixed(path, node, FixQuestion(n=24), left=HELPS, kind=REWORDS)
     assert (again.confirmed, again.attempts) == (found.confirmed, found.attempts)  # read, not played
+
+
+def test_a_run_with_one_task_speaks_of_no_other(tmp_path: Path) -> None:
+    path, node = played(tmp_path / "run", tasks=1)
+    found = fixed(path, node, FixQuestion(n=24, attempts=12), left=HELPS)
+    assert found.accepted == "left"
+    assert "one task alone" in found.caveats[0]
+    assert "other task" not in str(found)
 
 
 @pytest.mark.slow
@@ -95,10 +104,15 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, node = played(tmp_path / "run", tasks=2)
     (tmp_path / "append.json").write_text('{"append": " left"}')
+    with Run.open(path) as run:
+        above = str(run.node(node).parent)
     for words, said in (
         ([node], "there is no candidate"),
         ([node, "--try", str(tmp_path / "append.json")], "means the same at every task"),
         (["--rule", HELPS], "no step of"),
+        ([node, "--rule", " "], "--rule needs the text"),
+        ([node, "--rule", HELPS, "--rule", HELPS], "the same candidate"),
+        ([above, "--rule", HELPS], "is a user message; name a reply"),
         ([node, "--rule", HELPS, "--write", str(tmp_path / "no" / "x.json")], "there is no folder"),
     ):
         assert main(["fix", str(path), *words]) == 2

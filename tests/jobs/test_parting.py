@@ -77,5 +77,6 @@ def test_why_all_tells_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["why", str(path), "--all"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "(no call): 2 of 2" in out
+    assert "p is of one task alone" in out
     assert "does the same twice in a row 0 of 32 16 of 16" in out
     assert "no cause" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,7 +63,8 @@ def test_two_versions_and_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture
         f"1 task of {first} alone is not compared",
         f"1 task of {second} alone is not compared",
     ]
-    assert main(["test", first, "--against", first]) == 0
+    again = str(shutil.copytree(first, tmp_path / "again"))
+    assert main(["test", again, "--against", first]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "do not tell the two versions apart" in out
     assert "A difference of 10 points takes" in out
@@ -78,9 +80,29 @@ def test_what_cannot_be_counted_is_one_sentence(tmp_path: Path, capsys: pytest.C
         ([judged, "--against", imported(tmp_path, "other", [("y", 1.0)])], "share no task"),
         ([judged, "--difference", "2"], "--difference lies between 0 and 1"),
         ([judged, "--scorer", "nobody"], "no score of scorer 'nobody'"),
+        ([judged, "--against", judged], "is the run itself"),
     ):
         assert main(["test", *words]) == 2
-        assert said in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert said in err
+        assert "several scorers" not in err  # nobody judged them
     assert main(["test", judged, "--json"]) == 0
     found = told(capsys)
     assert "no task has a second attempt" in found["caveats"][0]
+
+
+def test_both_answers_are_kept_and_what_has_no_outcome_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = imported(tmp_path, "before", [("a", 0.0), ("a", 0.0), ("b", 0.0), ("b", 0.0), ("b", None)])
+    after = imported(tmp_path, "after", [("a", 1.0), ("a", 1.0), ("b", 1.0), ("b", 1.0)])
+    capsys.readouterr()
+    assert main(["test", after, "--json"]) == 0
+    found = told(capsys)
+    assert found["all_of"]["1"] == found["success"]
+    assert main(["test", after, "--against", before, "--json"]) == 0
+    found = told(capsys)
+    assert found["interval"][0] < 0.7  # tasks that are all alike are not certain
+    assert found["caveats"] == [f"1 attempt of {before} without an outcome counts as neither"]
+    assert main(["show", after]) == 0
+    out = capsys.readouterr().out
+    assert "pass^2" in out
+    assert f"{after} against {before}" in " ".join(out.split())

@@ -6,15 +6,20 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import halls
 import pytest
 
 import ramify
 from ramify import Observation
 from ramify.base.errors import UserError
+from ramify.engine.checkpoints import model_folder
+from ramify.engine.local import LocalModel
 from ramify.jobs.context.ask import found_contexts, why_context
 from ramify.jobs.context.parts import FILLER, NOTHING, ContextParts, take_apart
 from ramify.jobs.context.search import CauseSearch, Searched, SearchSettings, Variant
@@ -214,11 +219,47 @@ def test_a_run_of_a_function_names_the_sentence_and_loads_what_is_there(letters:
     assert again.headline == answered.headline
 
 
+def test_what_the_model_had_cached_changes_nothing(tmp_path: Path) -> None:
+    model = LocalModel.load(model_folder("builtin"))
+    ramify.play(model, "household", attempts=1, out=tmp_path / "cold")
+    shutil.copytree(tmp_path / "cold", tmp_path / "warm")
+    kept = []
+    for folder in (tmp_path / "cold", tmp_path / "warm"):
+        with Run.open(folder) as run:
+            nodes = run.tree(run.trees()[0].name).nodes.values()
+            step = next(node.id for node in nodes if node.role == "assistant")
+        answered = replace(why_context(folder, step, samples=8, model=model, env="household"), run="")
+        with Run.open(folder) as run:
+            kept.append((answered, [(entry.key, entry.payload) for entry in run.journal("why --context")]))
+    assert kept[0] == kept[1]
+    assert kept[0][1]
+
+
 def test_the_outcome_is_counted_by_playing_on(letters: tuple[Path, str]) -> None:
     folder, node = letters
     answered = why_context(folder, node, outcome=True, model=answer, env=Letterbox)
     assert [part.text.strip() for cause in answered.causes for part in cause.parts] == ["Pay the agency now."]
     assert answered.measured == "outcome"
+
+
+def test_an_attempt_that_parts_within_the_step_took_another(tmp_path: Path) -> None:
+    ramify.play(halls.agent(), halls.Halls(), [{"id": f"t{i}"} for i in range(3)], attempts=4, out=tmp_path / "run")
+    with Run.open(tmp_path / "run") as run:
+        lost = next(each for info in run.trees() for each in run.attempts(info.name) if not each.success)
+        tree = run.node(lost.leaf).tree
+        replies = [node for node, _ in run.tree(tree).path(lost.leaf).segments if node.role == "assistant"]
+    assert replies[1].message.text == "right"
+    parted = ramify.fork_run(tmp_path / "run", replies[1].id, 1, n=12, model=halls.agent(), env=halls.Halls())
+    assert parted.arm.successes
+    answered = why_context(tmp_path / "run", replies[1].id, outcome=True, samples=4, model=halls.agent(), env=halls.Halls())
+    assert answered.target == "failure"
+    with Run.open(tmp_path / "run") as run:
+        nodes = run.tree(tree).nodes.values()
+        inside = next(node for node in nodes if node.parent == replies[1].id and node.message.text.endswith("eft"))
+    asked = why_context(tmp_path / "run", inside.id, samples=4, model=halls.agent(), env=halls.Halls())
+    assert asked.action.endswith("eft")  # what was said there, and not in the reply that it parted from
+    with pytest.raises(UserError, match="--samples is at least 1"):
+        why_context(tmp_path / "run", replies[1].id, samples=0, model=halls.agent(), env=halls.Halls())
 
 
 def test_what_cannot_be_asked_is_refused(letters: tuple[Path, str]) -> None:

@@ -30,6 +30,10 @@ def test_tasks_that_are_all_alike_are_not_certain() -> None:
     assert found.value == 1.0
     assert 0.4 < found.interval[0] < 0.7  # five tasks, whatever the number of attempts
     assert all_of([Counts(1, 2)], 3) is None
+    alike = compare_versions({"a": Counts(1, 4), "b": Counts(1, 4)}, {"a": Counts(1, 4), "b": Counts(1, 4)}).interval
+    assert alike is not None
+    assert alike[0] < -0.3
+    assert alike[1] > 0.3
 
 
 def test_one_task_has_an_interval_of_its_own_attempts() -> None:

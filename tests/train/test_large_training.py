@@ -176,6 +176,26 @@ def test_a_checkpoint_is_what_safetensors_reads() -> None:
     assert all(torch.equal(found[name], value) for name, value in given.items())
 
 
+@pytest.mark.parametrize("pieces", [False, True], ids=["whole", "pieces"])
+def test_log_probabilities_in_bfloat16_are_taken_in_float32(pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if pieces:
+        as_large(monkeypatch)
+    hidden = torch.randn(23, 32, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+    head = torch.randn(19, 32, generator=torch.Generator().manual_seed(2)).bfloat16().requires_grad_()
+    targets = torch.arange(46).view(2, 23) % 19
+    torch.testing.assert_close(large.chosen_logprobs(hidden, head, targets), _plain(hidden, head, targets))
+    for with_head in (True, False):
+        given = (hidden, head) if with_head else (hidden,)
+        head.requires_grad_(with_head)
+        grads = [torch.autograd.grad(made(hidden, head, targets).sum(), given) for made in (large.chosen_logprobs, _plain)]
+        for got, want in zip(*grads, strict=True):
+            assert float((got - want).norm()) < 0.02 * float(want.norm())
+
+
+def _plain(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.linear(hidden, head).float().log_softmax(1).gather(1, targets.t()).t()
+
+
 def test_an_adapter_for_what_is_not_a_linear_layer_is_refused() -> None:
     module = tiny(True)
     weight = module.get_parameter("model.embed_tokens.weight").detach()

@@ -104,6 +104,8 @@ def fix(
 def _candidates(edit: list[Path] | None, rule: list[str] | None) -> dict[str, dict[str, Any]]:
     from ramify.jobs.fix import check_candidates
 
+    if any(not text.strip() for text in rule or []):
+        raise UserError("--rule needs the text of a rule")
     given: dict[str, Any] = {file.name: read_edit(file) for file in edit or []}
     if len(given) < len(edit or []):
         raise UserError("--try: two files have the same name, which would name two rows of the table")

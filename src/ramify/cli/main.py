@@ -35,7 +35,7 @@ An agent failed        record      run any agent as it is, n times, recorded
                        why         which step lost it, what would have helped
                        show        a run in the terminal, or as web pages
                        fork        change one thing at any token, sample on
-                       fix         which edit helps, beyond luck and beyond one task
+                       fix         which edit helps, also at other tasks
                        test        how reliable, and whether a version differs
 Make an agent better   improve     attempts, credit per step, training, report
                        rollout     play tasks with any agent, keep the trees

@@ -25,7 +25,9 @@ def repro(
     real: Annotated[
         bool, option("--real", help="The method's headline on a real pretrained model: at most ten minutes on two cores.")
     ] = False,
-    model: Annotated[str, option(help="With --real: the pretrained model, a folder or a GGUF file as gguf:FILE.")] = "smollm2",
+    model: Annotated[
+        str | None, option(help="With --real: the pretrained model, a folder or a GGUF file as gguf:FILE; default: smollm2.")
+    ] = None,
     seed: Annotated[int, option(min=0, help="The first seed; the others follow it.")] = 0,
     fresh: Annotated[bool, option("--fresh", help="Discard the results of an earlier, interrupted call.")] = False,
     backend: Annotated[
@@ -41,9 +43,9 @@ def repro(
         raise UserError("choose --gpu or --cpu, and with --cpu --quick where it should take at most a minute")
     if real and (gpu or cpu or quick):
         raise UserError("--real has one size: leave out --cpu, --gpu and --quick")
-    if model != "smollm2" and not real:
+    if model is not None and not real:
         raise UserError("--model goes with --real: the other sizes train their own models")
     size = "real" if real else "gpu" if gpu else "quick" if quick or (slug == "all" and not cpu) else "cpu"
     run = experiments.command("repro")
-    reports: Iterator[Result] = run(slug, size, seed=seed, fresh=fresh, backend=backend, out=out, model=model)
+    reports: Iterator[Result] = run(slug, size, seed=seed, fresh=fresh, backend=backend, out=out, model=model or "smollm2")
     return reports

@@ -104,8 +104,9 @@ class Forward(Protocol):
 
 def numbers_of(module: nn.Module) -> int:
     """Weights of a model, with those in int8."""
-    int8 = sum(part.inputs * part.outputs for part in module.modules() if isinstance(part, Int8))
-    return int8 + sum(weight.numel() for weight in module.parameters())
+    int8 = [part for part in module.modules() if isinstance(part, Int8)]
+    biases = sum(part.outputs for part in int8 if part.bias is not None)
+    return sum(part.inputs * part.outputs for part in int8) + biases + sum(weight.numel() for weight in module.parameters())
 
 
 class TinyForward:

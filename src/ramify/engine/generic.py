@@ -87,12 +87,18 @@ def load_transformers(folder: Path) -> nn.Module:
 
 def to_int8(module: nn.Module) -> None:
     """Round the matrices of all linear layers to int8, for good. Raises NeedsError where the model has none."""
-    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    layers = linear_layers(module)
     if not layers:
         raise NeedsError(f"{type(module).__name__} has no linear layers that could be int8")
-    for name, layer in layers:
-        owner, _, last = name.rpartition(".")
-        setattr(module.get_submodule(owner), last, Int8(layer.weight, layer.bias))
+    for weight, layer, turned in layers:
+        owner, _, last = weight.removesuffix(".weight").rpartition(".")
+        setattr(module.get_submodule(owner), last, Int8(layer.weight.t() if turned else layer.weight, layer.bias))
+
+
+def linear_layers(module: nn.Module) -> list[tuple[str, Any, bool]]:
+    """Name of the weight, layer, and whether its matrix is turned [in, out], as GPT-2 keeps it."""
+    kinds = ((name, layer, type(layer).__name__) for name, layer in module.named_modules())
+    return [(f"{name}.weight", layer, kind == "Conv1D") for name, layer, kind in kinds if kind in ("Linear", "Conv1D")]
 
 
 def save_transformers(module: nn.Module, folder: Path) -> None:

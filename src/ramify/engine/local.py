@@ -592,6 +592,7 @@ def _to_int8(module: nn.Module) -> None:
         from ramify.engine.generic import to_int8
 
         to_int8(module)
+    module.requires_grad_(False)
     side_by_side(module)
 
 

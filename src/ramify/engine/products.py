@@ -51,8 +51,8 @@ class Int8(nn.Module):
     [..., out] in float32. The inputs are rounded, too, to 16 bits relative to the largest of their row.
 
     Two bytes of an input are two rows of one product, whose sums are whole numbers in 32 bits: they are the same bits in every
-    batch, for any number of rows. Without gradients, on a CPU. Raises UserError on a matrix with too many inputs, NeedsError
-    where this processor's kernels for bytes do not sum exactly.
+    batch, for any number of rows. On a CPU. Raises UserError on a matrix with too many inputs and where a gradient is asked for,
+    NeedsError where this processor's kernels for bytes do not sum exactly.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -84,6 +84,8 @@ class Int8(nn.Module):
 
     def sums(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Of rows [M, in]: products [M, out] without the scale of each row and the bias, and that scale [M, 1]."""
+        if x.requires_grad and torch.is_grad_enabled():  # rounding has none: what came through would be that of the scale alone
+            raise UserError("the model's weights are int8, through which there is no gradient: open it in float32")
         packed, turned, scale, zeros, alone = self._parts
         rows = x.shape[0]
         largest = x.abs().amax(-1, True)
@@ -97,7 +99,7 @@ class Int8(nn.Module):
             high, low = halves.unbind(0)
             low.copy_(whole)
             high.copy_(whole.bitwise_right_shift_(_EIGHT))
-            high, low = _product(halves.view(2 * rows, -1), packed, scale, zeros).view(2, rows, -1).unbind(0)
+            high, low = _product(halves.view(2 * rows, self.inputs), packed, scale, zeros).view(2, rows, self.outputs).unbind(0)
         return torch.add(low, high, alpha=256), largest
 
     def move(self, place: Tensor) -> None:

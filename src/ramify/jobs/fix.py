@@ -27,7 +27,7 @@ from ramify.rollout.attempts import Attempt
 from ramify.rollout.edits import check_edit
 from ramify.rollout.fork import compare
 from ramify.rollout.run import Episodes
-from ramify.rollout.stored import WhoPlays, episodes_in
+from ramify.rollout.stored import WhoPlays, episodes_in, task_of
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import EvidenceRow
 from ramify.stats.repeats import VersionsCompared, compare_versions
@@ -116,6 +116,8 @@ class Fixes(Result):
     attempts: int
     failed: int
     """Attempts that an infrastructure failure ended, which count as neither."""
+    other: bool = True
+    """Whether the whole attempts were at other tasks than the step's, which a run with one task does not hold."""
     wrote: str = ""
     """The file that holds the accepted edit."""
 
@@ -128,7 +130,8 @@ class Fixes(Result):
     def sections(self) -> Iterable[Section]:
         """The answer, the screening, what whole attempts said at each task, and the accepted edit."""
         best = next((fix for fix in self.confirmed if fix.name == self.accepted), None)
-        over = plural(0 if not self.confirmed else len(self.confirmed[0].tasks), "other task")
+        tasks, at = ("other task", "other tasks") if self.other else ("task", "the same task")
+        over = plural(0 if not self.confirmed else len(self.confirmed[0].tasks), tasks)
         if best is not None:
             said = f"{best.name} helps: {points(best.difference)} points over {over}{_ends(best)}, p = {p_value(best.p)}."
         elif self.confirmed:
@@ -155,7 +158,7 @@ class Fixes(Result):
             wanted = f"p = {p_value(fix.p)}, wanted at most {p_value(fix.level)}"
             says = f"{points(fix.difference)} points{_ends(fix)}, {wanted}: {verdict}."
             head = ("task", "unedited", "edited", "")
-            yield Section.of(f"{fix.name}: whole attempts at other tasks", table(head, lines), says)
+            yield Section.of(f"{fix.name}: whole attempts at {at}", table(head, lines), says)
         if self.accepted is not None:
             kept = f"Written to {self.wrote}." if self.wrote else "Nothing was written: --write FILE keeps the edit."
             yield Section.of("the edit", Verbatim(self.diffs[self.accepted], "diff"), kept)
@@ -167,11 +170,14 @@ def _ends(fix: ConfirmedFix) -> str:
 
 def check_candidates(edits: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Candidates as read from files. Raises UserError where one does not mean the same at every task."""
-    checked = {}
+    checked = dict[str, dict[str, Any]]()
     for name, edit in edits.items():
         candidate = check_edit(edit)
         if candidate is None or next(iter(candidate)) not in CANDIDATES:
             raise UserError(f"{name}: a candidate is an edit {' or '.join(CANDIDATES)}, which means the same at every task")
+        twin = next((other for other, edit in checked.items() if edit == candidate), None)
+        if twin is not None:
+            raise UserError(f"{twin} and {name} are the same candidate")
         checked[name] = candidate
     if not checked:
         raise UserError("there is no candidate: name one with --try FILE or --rule TEXT")
@@ -179,11 +185,17 @@ def check_candidates(edits: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def place_of(run: Run, where: str) -> Node:
-    """The step that is fixed: ``where``, else the one that ``ramify why`` named. Raises UserError without one."""
+    """The reply that is fixed: ``where``, else the one that ``ramify why`` named. Raises UserError without one."""
     if where:
-        return run.node(run.find(where))
-    named = [why.node for why in found(run) if why.node is not None and not why.success]
+        node = run.node(run.find(where))
+        if node.role != "assistant":
+            raise UserError(f"node {node.id[:12]} is a {node.role} message; name a reply of the agent")
+        return node
+    answers = found(run)
+    named = [why.node for why in answers if why.node is not None and not why.success]
     if not named:
+        if answers:
+            raise UserError(f"`ramify why` named no step of {run.folder} that lost an attempt: name a NODE, a reply of the agent")
         raise UserError(
             f"no step of {run.folder} was named yet: ask `ramify why {shlex.quote(str(run.folder))}` first, or name a NODE"
         )
@@ -257,7 +269,8 @@ def fix(
     caveats = []
     if not base.n:
         caveats.append("no unedited continuation of the step has an outcome")
-    if better and any(node.tree == step.tree for _, node in tasks):
+    same = {task_of(run, step.tree)[0].id} & {task_of(run, node.tree)[0].id for _, node in tasks}
+    if better and same:
         caveats.append("the run holds one task alone: what is accepted helps there, and nothing is known of others")
     return Fixes(
         run=str(run.folder),
@@ -269,6 +282,7 @@ def fix(
         diffs={name: diff for name, (_, diff) in done.items()},
         attempts=playing.attempts,
         failed=playing.failed,
+        other=not same,
         caveats=tuple(caveats),
     )
 
@@ -285,7 +299,7 @@ def _confirmed(
     beside: dict[str, dict[str, Counts]] = {}
     for look in question.looks:
         for task, node in tasks:
-            control, done, _ = playing.at(node, open_, look - before, f"{key}/{task}/{look}")
+            control, done, _ = playing.at(node, open_, look - before, f"{key}/{task}/{question.attempts}/{look}")
             base[task] = base.get(task, Counts(0, 0)) + control
             for name in open_:
                 counts[name][task] = counts[name].get(task, Counts(0, 0)) + done[name][0]

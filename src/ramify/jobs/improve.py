@@ -83,6 +83,9 @@ if TYPE_CHECKING:
 
 REPLIES, TRIAL = (24, 48, 96), 16
 """Lengths of a pretrained model's replies that a trial of so many episodes chooses from."""
+COOLER, FEW = (0.7, 0.4), 3
+"""Temperatures that are tried where fewer than so many of a trial's episodes succeed at the one before: there is little to learn
+from, and a model that is nearly never right at 1 often is when it is sampled less at random."""
 CUT = 0.1
 """Share of cut replies from which a caveat says so."""
 CLIP_CREDIT = 4.0
@@ -302,7 +305,7 @@ class Job:
                 compare=self._compared(run, others) if others else None,
                 run=str(self.folder),
                 lost=lost,
-                caveats=components.cautions(self.model) + (lost.caveats + self._cut_short(after) if lost else ()),
+                caveats=components.cautions(self.model) + (lost.caveats + self._as_sampled(after) if lost else ()),
             )
             run.log("result", "improve", result)
         finally:
@@ -411,8 +414,9 @@ class Job:
         return self.players.run(play())
 
     def fit(self, config: ImproveConfig, folder: Path, progress: Progress) -> ImproveConfig:
-        """The settings with the longest reply that a pretrained model needs here, where none was given: of 24, 48 and 96 tokens
-        the least that holds nine in ten replies of trial attempts that succeeded; 24 where none did.
+        """The settings with what a pretrained model needs here and was not given. The temperature: 1, or the first lower one at
+        which a trial succeeds now and then where it hardly does at 1. The longest reply: of 24, 48 and 96 tokens the least that
+        holds nine in ten replies of trial attempts that succeeded; 24 where none did.
 
         Raises UserError where the memory is clearly too little for the job."""
         if not self.pretrained:
@@ -420,15 +424,33 @@ class Job:
         need = room.needed(self.model, config, self.adapter, self.loaded)
         if str(self.model.forward.device) == "cpu":
             room.check_room(need, config, self.adapter is not None, room.available(), room.resident())
-        if "max_reply" in config.model_fields_set or config.backend != "local":
+        open_ = {"max_reply", "temperature"} - config.model_fields_set
+        if not open_ or config.backend != "local":
             return config
-        self.config = config.model_copy(update={"max_reply": REPLIES[-1]})
+        self.config = config.model_copy(update={"max_reply": REPLIES[-1]} if "max_reply" in open_ else {})
         with _trial_folder(folder) as place, Run.create(place / "run", {}, kind="improve") as run:
-            attempts = self._played(run, "trial", self.tune_task_set, TRIAL, "trial", progress)
-        lengths = [turn.node.sampled_tokens for length in attempts if length.outcome for turn in length.turns]
-        longest = next((most for most in REPLIES if sum(length <= most for length in lengths) >= 0.9 * len(lengths)), REPLIES[-1])
-        self.config = config.model_copy(update={"max_reply": longest})
+            attempts, temperature = self._tried(run, "temperature" in open_, progress)
+        chosen: dict[str, Any] = {"temperature": temperature} if temperature != config.temperature else {}
+        if "max_reply" in open_:
+            lengths = [turn.node.sampled_tokens for length in attempts if length.outcome for turn in length.turns]
+            held = (most for most in REPLIES if sum(length <= most for length in lengths) >= 0.9 * len(lengths))
+            chosen["max_reply"] = next(held, REPLIES[-1])
+        self.config = config.model_copy(update=chosen)
         return self.config
+
+    def _tried(self, run: Run, cooler: bool, progress: Progress) -> tuple[list[Attempt], float]:
+        """Attempts of a trial, and the temperature at which they were made: a lower one where it wins more."""
+        fitted, temperature = self.config, self.config.temperature
+        attempts = self._played(run, "trial", self.tune_task_set, TRIAL, "trial", progress)
+        for lower in COOLER if cooler else ():
+            if sum(bool(attempt.outcome) for attempt in attempts) >= FEW:
+                break
+            self.config = fitted.model_copy(update={"temperature": lower})
+            others = self._played(run, f"trial at {lower:g}", self.tune_task_set, TRIAL, "trial", progress)
+            if sum(bool(attempt.outcome) for attempt in others) >= FEW:
+                attempts, temperature = others, lower
+        self.config = fitted
+        return attempts, temperature
 
     def trial(self, run: Run, progress: Progress) -> tuple[Evaluation, TrialEpisodes, Pace]:
         """An evaluation, one training step on it that is discarded, and the bytes that its checkpoint and saved agent take.
@@ -660,13 +682,18 @@ class Job:
         trainer.restore(*checkpoint.unpack(run.get_blob(chosen.checkpoint)))
         self.model.refresh()
 
-    def _cut_short(self, after: EvaluationEntry) -> tuple[str, ...]:
-        """A caveat where many replies did not end."""
-        if after.cut <= CUT:
-            return ()
-        return (
-            f"max_reply cut {after.cut:.0%} of the replies after training at {self.config.max_reply} tokens: try a larger one",
-        )
+    def _as_sampled(self, after: EvaluationEntry) -> tuple[str, ...]:
+        """Caveats where the agent was sampled at another temperature than 1, and where many replies did not end."""
+        c, caveats = self.config, []
+        if c.temperature != 1:
+            caveats.append(
+                f"success is of an agent that is sampled at temperature {c.temperature:g}, before and after: use it so"
+            )
+        if after.cut > CUT:
+            caveats.append(
+                f"max_reply cut {after.cut:.0%} of the replies after training at {c.max_reply} tokens: try a larger one"
+            )
+        return tuple(caveats)
 
     def _lost(self, run: Run) -> WhatWasLost | None:
         """What training cost a pretrained model; None of one that ramify made."""

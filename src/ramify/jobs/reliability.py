@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ramify.base.errors import UserError
 from ramify.base.words import plural
@@ -15,7 +16,7 @@ from ramify.stats.evidence import EvidenceRow
 from ramify.stats.intervals import clustered_share, wilson
 from ramify.stats.repeats import OverTasks, all_of, attempts_needed, compare_versions, flip_rate, flips
 from ramify.trace.db import Run
-from ramify.trace.outcome import NOBODY, settled, successes_in
+from ramify.trace.outcome import Decider, ended, settled, successes_in, undecided
 
 MOST = 30
 """Tasks that are shown, those that flip most or differ most first."""
@@ -36,13 +37,22 @@ def counts_of_tasks(run: Run, scorer: str | None = None) -> dict[str, Counts]:
     deciding, ends = settled(run, scorer), dict[str, list[bool | None]]()
     for info in run.trees():
         kept = [success for fork, success in successes_in(run, info.name, deciding) if not fork]
+        kept += [None] * _unjudged(run, info.name, deciding)
         if kept:
             ends.setdefault(task_of(run, info.name)[0].id, []).extend(kept)
     counts = {task: Counts.of(each) for task, each in ends.items()}
     if not any(each.n for each in counts.values()):
-        why = "several scorers judged its attempts: choose one with --scorer" if deciding is NOBODY and counts else ""
+        why = "several scorers judged its attempts: choose one with --scorer" if scorer is None and undecided(run) else ""
         raise UserError(f"no attempt of {run.folder} has an outcome, so there is nothing to count{f' ({why})' if why else ''}")
     return counts
+
+
+def _unjudged(run: Run, tree: str, deciding: Decider) -> int:
+    """Attempts on record that were not scored where others were, as in a log that has rewards of some."""
+    known = {end.node for end in ended(run, tree, deciding)}
+    records = [record for record in run.attempts(tree) if not record.fork and record.leaf not in known]
+    ends = {leaf.id for leaf in run.tree(tree).leaves()} if records else set()
+    return len({record.leaf for record in records} & ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,7 @@ class TestedRun(Result):
 class TestedVersions(Result):
     """Whether two versions of an agent differ at the tasks that both played."""
 
+    PART: ClassVar[str] = "against"
     first: str
     second: str
     difference: float
@@ -162,6 +173,8 @@ def reliability(run: Run, scorer: str | None = None, difference: float = 0.1) ->
         k: over_k for k in (1, 2, 3, 4, 8, 16, 32) if k <= most and (over_k := all_of(list(counts.values()), k)) is not None
     }
     fewest = min(each.n for each in counts.values())
+    if fewest == most:
+        each_k[1] = over  # the same number, so the same interval
     few = [] if fewest == most else [f"tasks have {fewest} to {most} attempts: pass^k is of those with k or more"]
     if most < 2:
         few.append("no task has a second attempt: whether the agent flips is not known")
@@ -190,7 +203,9 @@ def _success(counts: Mapping[str, Counts]) -> OverTasks:
 
 
 def compared(first: Run, second: Run, scorer: str | None = None, difference: float = 0.1) -> TestedVersions:
-    """The second run against the first. Raises UserError where no task has outcomes of both."""
+    """The second run against the first. Raises UserError where both are one run, and where no task has outcomes of both."""
+    if first.folder.resolve() == second.folder.resolve():
+        raise UserError(f"--against {first.folder} is the run itself: name a run of the same tasks by another version")
     a, b = counts_of_tasks(first, scorer), counts_of_tasks(second, scorer)
     try:
         versus = compare_versions(a, b)
@@ -204,6 +219,11 @@ def compared(first: Run, second: Run, scorer: str | None = None, difference: flo
         f"{plural(count, 'task')} of {run.folder} alone {'is' if count == 1 else 'are'} not compared"
         for run, count in zip((first, second), versus.only, strict=True)
         if count
+    ]
+    apart += [
+        f"{plural(failed, 'attempt')} of {run.folder} without an outcome {'counts' if failed == 1 else 'count'} as neither"
+        for run, counts in ((first, a), (second, b))
+        if (failed := sum(counts[name].missing for name in versus.tasks))
     ]
     both = [a[name] + b[name] for name in versus.tasks]
     return TestedVersions(

@@ -10,6 +10,7 @@ from typing import Any
 
 from ramify.base import registry
 from ramify.base.errors import UserError
+from ramify.engine.named import is_local
 from ramify.env.protocol import AnyEnvironment, Task
 from ramify.env.tools import declare
 from ramify.model.chat import ChatTemplate, JinjaTemplate
@@ -49,6 +50,16 @@ def named_components(run: Run, model: AnyModel | None = None, environment: AnyEn
             "nothing to continue with: name them (--model, --env; in Python model= and environment=)"
         )
     return spec, env
+
+
+def _placed(run: Run, spec: str) -> tuple[str, str]:
+    """Device and dtype for a run's own model: its weights are those that sampled in the dtype that the run began in. A run in
+    float32 may continue on another device."""
+    if not is_local(spec):
+        return "", ""
+    noted: Mapping[str, Any] = next((entry.payload for entry in run.journal("environment", "versions")), {})
+    dtype = str(noted.get("dtype") or run.config.get("dtype") or "")
+    return ("" if dtype in ("", "float32") else str(noted.get("device") or run.config.get("device") or "")), dtype
 
 
 def has_player(run: Run, model: AnyModel | None, environment: AnyEnvironment | None) -> bool:
@@ -128,9 +139,10 @@ def episodes_in(run: Run, node: Node, who: WhoPlays, compactor: Compactor | None
         spec, improved = who.model or spec, run.folder / AGENT
         sampled_by = "" if node.provenance is None else run.provenance(node.provenance).weights
         kept = kept_template(run)
-        found, template = find_model(spec, given=kept)
+        placed = _placed(run, spec) if who.model is None else ("", "")
+        found, template = find_model(spec, *placed, kept)
         if who.model is None and improved.is_dir() and found.identity.weights != sampled_by:
-            found, template = find_model(f"hf:{improved}", given=kept)
+            found, template = find_model(f"hf:{improved}", *placed, kept)
         settings["stop_tokens"] = () if template is None else template.stop_tokens
         agent = make_agent(found, template, read_sampling(settings), shortens, window)
     else:

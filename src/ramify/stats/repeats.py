@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import EvidenceRow, each_against
-from ramify.stats.intervals import Interval, clustered_mean, mean_t, normal_quantile, wilson
+from ramify.stats.intervals import Interval, clustered_mean, difference_of_proportions, mean_t, normal_quantile, wilson
 from ramify.stats.tests import fisher_stratified
 
 
@@ -73,7 +73,8 @@ class VersionsCompared:
     difference: float
     """Mean success of the second minus that of the first."""
     interval: Interval | None
-    """Student's over tasks; None of one task, whose own interval is in its row."""
+    """Student's over tasks, of tasks that are all alike Newcombe's of as many trials as there are tasks; None of one task, whose
+    own interval is in its row."""
     p: float
     """Exact, two-sided, that neither differs at any of these tasks."""
     only: tuple[int, int]
@@ -93,10 +94,14 @@ def compare_versions(first: Mapping[str, Counts], second: Mapping[str, Counts]) 
         raise ValueError("no task has outcomes of both")
     pairs = {name: ((a[name].k, a[name].n), (b[name].k, b[name].n)) for name in names}
     gaps = [b[name].rate - a[name].rate for name in names]
+    interval = mean_t(gaps) if len(gaps) > 1 else None
+    if interval is not None and max(gaps) - min(gaps) < 1e-9:  # alike tasks show no spread, which is not certainty
+        before, after = (sum(side[name].rate for name in names) for side in (a, b))
+        interval = difference_of_proportions(after, len(names), before, len(names))
     return VersionsCompared(
         tasks=dict(zip(names, each_against(pairs), strict=True)),
         difference=sum(gaps) / len(gaps),
-        interval=mean_t(gaps) if len(gaps) > 1 else None,
+        interval=interval,
         p=fisher_stratified([second for _, second in pairs.values()], [first for first, _ in pairs.values()]),
         only=(len(a) - len(names), len(b) - len(names)),
     )

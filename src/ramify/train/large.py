@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ramify.engine.adapters import Adapter, head_of
-from ramify.engine.generic import attends_here, blocks_of
+from ramify.engine.generic import attends_here, blocks_of, linear_layers
 from ramify.engine.products import LARGE
 from ramify.engine.sharing import shared_rows, sharing
 from ramify.engine.tiny import TinyLM
@@ -62,12 +62,6 @@ def most_tokens(module: nn.Module, micro_tokens: int) -> int:
         return micro_tokens
     room = max(LEAST_ROOM, ROOM * FLOAT * sum(weight.numel() for weight in module.parameters()))
     return max(1, min(micro_tokens, int(room / bytes_a_token(module))))
-
-
-def linear_layers(module: nn.Module) -> list[tuple[str, Any, bool]]:
-    """Name of the weight, layer, and whether its matrix is turned [in, out], as GPT-2 keeps it."""
-    kinds = ((name, layer, type(layer).__name__) for name, layer in module.named_modules())
-    return [(f"{name}.weight", layer, kind == "Conv1D") for name, layer, kind in kinds if kind in ("Linear", "Conv1D")]
 
 
 @contextmanager
@@ -181,7 +175,7 @@ def chosen_logprobs(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     """Log-probabilities [K, N] of ``targets`` int64 [K, N] after the states ``hidden`` [N, D] with the output matrix ``head``
     [V, D]: at most :data:`PIECE` logits exist at once, and none is kept for the gradient."""
     if head.numel() <= HEAD and len(hidden) * len(head) <= PIECE:
-        logits = F.linear(hidden, head)
+        logits = F.linear(hidden, head).float()
         return torch.stack([-F.cross_entropy(logits, row, reduction="none") for row in targets])
     chosen: Tensor = _Chosen.apply(hidden, head, targets)
     return chosen
@@ -194,14 +188,14 @@ class _Chosen(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
         n, large = len(hidden), head.device.type == "cpu" and head.dtype == torch.float32
-        out, total = hidden.new_empty(targets.shape), hidden.new_empty(n)
+        out, total = (hidden.new_empty(shape, dtype=torch.float32) for shape in (targets.shape, (n,)))
         mean = torch.empty_like(hidden) if ctx.needs_input_grad[0] and not ctx.needs_input_grad[1] else None
         for part in _pieces(n, len(head)):
-            logits = _product(hidden[part], head, None, large)
+            logits = _product(hidden[part], head, None, large).float()
             total[part] = logits.logsumexp(1)
             out[:, part] = logits.gather(1, targets[:, part].t()).t() - total[part]
             if mean is not None:
-                mean[part] = _product(logits.sub_(total[part, None]).exp_(), head.t(), None, large)
+                mean[part] = _product(logits.sub_(total[part, None]).exp_().to(head.dtype), head.t(), None, large)
         ctx.save_for_backward(hidden if mean is None else None, head, targets, total, mean)
         ctx.large = large
         return out
@@ -218,8 +212,8 @@ class _Chosen(torch.autograd.Function):
             return into, None, None
         into, of_head = torch.empty_like(hidden), torch.zeros_like(head)
         for part in _pieces(len(hidden), len(head)):
-            chance = _product(hidden[part], head, None, ctx.large).sub_(total[part, None]).exp_().mul_(-every[part])
-            chance.scatter_add_(1, targets[:, part].t(), grad[:, part].t())
+            chance = _product(hidden[part], head, None, ctx.large).float().sub_(total[part, None]).exp_().mul_(-every[part])
+            chance = chance.scatter_add_(1, targets[:, part].t(), grad[:, part].t()).to(head.dtype)
             into[part] = _product(chance, head.t(), None, ctx.large)
             of_head.addmm_(chance.t(), hidden[part])
         return into, of_head, None

@@ -16,11 +16,11 @@ from ramify.base import registry
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.seeds import generator
 from ramify.engine.adapters import Adapter
-from ramify.engine.generic import attends_here
+from ramify.engine.generic import attends_here, linear_layers
 from ramify.engine.sharing import SharedRows, sharing
 from ramify.engine.tiny import TinyLM, distinct_weights, set_distinct_weights
 from ramify.train.batch import Batch, Row, collate, in_tree_order, micro_batches, share_of_rows, shared_batches
-from ramify.train.large import chosen_logprobs, head_weight, is_large, linear_layers, most_tokens, recomputed, trained
+from ramify.train.large import chosen_logprobs, head_weight, is_large, most_tokens, recomputed, trained
 from ramify.train.losses import Scores
 from ramify.train.settings import TrainConfig as TrainConfig
 

@@ -225,7 +225,8 @@ def test_critics_and_verifier_are_asked_in_the_sandbox_once(unjudged: Path, aske
         assert all(score.judges for score in scores)
     assert {row["critic"] for row in found["critics"] if row["history"] == "first"} == {"tests", "returns"}
     began = time.process_time()
-    assert asked(*judging(unjudged)) == found
+    (same,) = [text for text in found["caveats"] if "that it judged here" in text]  # of the call in which it was asked alone
+    assert asked(*judging(unjudged)) == found | {"caveats": [text for text in found["caveats"] if text != same]}
     assert time.process_time() - began < 60
 
 

@@ -69,10 +69,6 @@ class WhyContext(Result):
     tried: int
     """Claims whose confirmation began."""
     failed: int = 0
-    prompt_tokens: int = 0
-    """Of all requests, where the model says."""
-    cached_tokens: int | None = None
-    """Of these the model had computed already; None where it does not say."""
     spent: bool = False
     run: str = ""
 
@@ -104,8 +100,6 @@ class WhyContext(Result):
         text += f", {_told(self.bare)} without any part" if self.bare.n else ""
         text += f". The chance of naming any part without an effect is at most {self.level:g}."
         text += f" {plural(self.failed, 'sample')} failed, not counted." if self.failed else ""
-        if self.cached_tokens is not None:
-            text += f" Of {self.prompt_tokens:,} prompt tokens the model had {self.cached_tokens:,} already."
         return text
 
 

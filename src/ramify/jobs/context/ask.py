@@ -122,6 +122,8 @@ class _Asked:
         prompt = self.episodes.prompts.prompt(self.position, tools_of(self.episodes.environment))
         self.prefix = prompt.prefix
         recorded = self.node.message
+        if not node.opens:  # it parted within a reply, whose beginning it shares
+            recorded = as_messages(self.episodes.prompts.shown(node, len(node)))[-1]
         self.target = read_target(question.target, recorded)
         if self.template is None:
             messages, tools = self.prefix.messages, _tools(self.prefix)
@@ -131,12 +133,10 @@ class _Asked:
         self.parts = take_apart(messages, tools, called)
         if not self.parts.size:
             raise UserError(f"the prompt of node {node.id[:12]} has no part that could be left out")
-        self.success = _ended(run, self.node) if question.outcome else None
+        self.success = _ended(run, node) if question.outcome else None
         self.greedy = self.episodes.agent.sampling.temperature == 0 and "batch_invariant" in self._capabilities()
-        self.prompt_tokens = 0
-        self.cached: int | None = None
         self.first_failure = ""
-        about = [MAKER, self.node.id, self.episodes.provenance.hash, self.target.identity, question.outcome]
+        about = [MAKER, node.id, self.episodes.provenance.hash, self.target.identity, question.outcome]
         self._known = {entry.key: entry.payload for entry in run.journal(MAKER)}
         self._about = json_hash(about)
         self._gate = asyncio.Semaphore(8)
@@ -173,9 +173,6 @@ class _Asked:
                 self.run.log(MAKER, key, self._known[key])
                 self.run.commit()
         entry = self._known[key]
-        self.prompt_tokens += int(entry.get("prompt", 0))
-        if "cached" in entry:
-            self.cached = (self.cached or 0) + int(entry["cached"])
         return bool(entry["yes"]) if entry["yes"] is not None else None
 
     async def _sampled(self, variant: Variant, what: str, index: int) -> dict[str, Any]:
@@ -191,8 +188,7 @@ class _Asked:
         at = (self.position.parent.id, self.position.offset, purpose)
         completion = await self.episodes.sampler.one(prefix, self.episodes.agent.sampling, at, index, MAKER)
         yes = await self.target.holds(completion.message, prefix.messages)
-        usage = (completion.data or {}).get("usage")
-        return {"yes": yes, "said": short(completion.message.spoken(), 200), **_counted(usage, completion.cached, prefix)}
+        return {"yes": yes, "said": short(completion.message.spoken(), 200)}
 
     def _without(self, variant: Variant) -> Prefix:
         if not variant.left_out:
@@ -209,10 +205,13 @@ class _Asked:
 
 
 def _ended(run: Run, node: Node) -> bool:
-    """Whether the attempt through ``node`` succeeded, of several the first. Raises UserError where nobody judged one."""
+    """Whether the attempt through ``node`` succeeded, of several the first that was not forked.
+
+    Raises UserError where nobody judged one."""
     views = attempts_in(run, run.tree_info(node.tree), settled(run))
-    through = (view for view in views if view.success is not None and any(part.id == node.id for part, _ in view.path.segments))
-    view = next(through, None)
+    whole = (node.id, len(node))  # attempts that part within it took another step
+    through = [v for v in views if v.success is not None and any((part.id, n) == whole for part, n in v.path.segments)]
+    view = min(through, key=lambda v: v.fork, default=None)
     if view is None or view.success is None:
         raise UserError(f"--outcome: no attempt through node {node.id[:12]} was judged, so there is no outcome to ask about")
     return view.success
@@ -237,16 +236,6 @@ def _tools(prefix: Prefix) -> list[Mapping[str, Any]]:
     return [tool for tool in listed if isinstance(tool, Mapping)] if isinstance(listed, list) else []
 
 
-def _counted(usage: Any, cached: int | None, prefix: Prefix) -> dict[str, int]:
-    """Tokens of the prompt, and of these the cached ones, where the model says."""
-    if isinstance(usage, Mapping) and isinstance(usage.get("prompt_tokens"), int):
-        told = usage.get("cached_tokens")
-        return {"prompt": usage["prompt_tokens"]} | ({"cached": told} if isinstance(told, int) else {})
-    if cached is not None and prefix.tokens is not None:
-        return {"prompt": len(prefix.tokens), "cached": cached}
-    return {}
-
-
 def counted_parts(run: Run, node: Node, question: ContextQuestion, who: WhoPlays) -> int:
     """How many parts the prompt of a step has. Nothing is sampled."""
     return _Asked(run, node, question, who).parts.size
@@ -256,6 +245,8 @@ def explained_context(
     run: Run, node: Node, question: ContextQuestion, who: WhoPlays, on_sample: Callable[[int], object] = lambda done: None
 ) -> WhyContext:
     """The answer about one step of a run that is open for writing, stored in it; see :func:`why_context`."""
+    if question.samples < 1:
+        raise UserError("--context samples the step again, so --samples is at least 1")
     asked = _Asked(run, node, question, who)
     done = 0
 
@@ -291,7 +282,7 @@ def _answer(asked: _Asked, searched: Searched) -> WhyContext:
     return WhyContext(
         tree=asked.node.tree,
         node=asked.node.id,
-        action=short(asked.node.message.spoken(), 200),
+        action=short(asked.target.recorded, 200),
         target=("success" if asked.success else "failure") if asked.question.outcome else asked.target.name,
         measured="outcome" if asked.question.outcome else "decision",
         verdict="parts" if causes else "none",
@@ -305,8 +296,6 @@ def _answer(asked: _Asked, searched: Searched) -> WhyContext:
         screened=searched.screened,
         tried=searched.tried,
         failed=searched.failed,
-        prompt_tokens=asked.prompt_tokens,
-        cached_tokens=asked.cached,
         spent=searched.spent,
         run=str(asked.run.folder),
         caveats=tuple(caveats),

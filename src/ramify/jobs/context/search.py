@@ -139,7 +139,7 @@ class CauseSearch:
         self._open_widest()
         causes: list[FoundCause] = []
         self._screen = self._screening(False)
-        await self._draw([()] * 2)
+        await self._draw([()] * min(2, self.settings.budget))
         while self._samples < self.settings.budget and self._row < 8 and self._units:
             screen = self._screen
             likely = screen.hypothesis(screen.best)
@@ -164,9 +164,7 @@ class CauseSearch:
                         break
                     self._screen = self._screening(True)
                     continue
-            before = self._samples
             await self._draw([tuple(map(int, np.flatnonzero(entry))) for entry in screen.next(self.settings.at_once)])
-            self._screened += self._samples - before
         return self._ended(causes)
 
     # --- samples ------------------------------------------------------------------------------------------------------
@@ -174,7 +172,7 @@ class CauseSearch:
     async def _draw(self, sets: Sequence[tuple[int, ...]]) -> None:
         """Screening samples, by turns deleted and filled."""
         wanted = [self._variant(left_out, bool(left_out) and (self._samples + i) % 2 == 1) for i, left_out in enumerate(sets)]
-        await self._sampled(wanted)
+        self._screened += len(await self._sampled(wanted))
 
     def _variant(self, left_out: tuple[int, ...], filler: bool) -> Variant:
         key = left_out, filler

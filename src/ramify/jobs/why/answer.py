@@ -168,7 +168,8 @@ class WhyAll(Result):
             (one.tree, one.action, f"{one.before} -> {one.after}", next(iter(one.alternatives), None), one.node)
             for one in self.all
         )
-        count = f"{lost} of {plural(len(self.all), 'failed attempt')} have a step that stands out."
+        has = "has" if len(self.all) == 1 else "have"
+        count = f"{lost} of {plural(len(self.all), 'failed attempt')} {has} a step that stands out."
         yield Section.of("", count, tables.lost(rows))
         if self.tools:
             yield tables.tools(self.tools)

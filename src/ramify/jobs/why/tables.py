@@ -121,7 +121,9 @@ def partings(tasks: Sequence[FirstParting]) -> Section:
     ]
     left = f" ({len(tasks) - TOOLS} more tasks are left out)" if len(tasks) > TOOLS else ""
     title = f"where attempts at one task part first, and how each way fared{left}"
-    return Section.of(title, table(("task", "step", "what they did: successes", "p, alike", "node before"), rows))
+    says = f"p is of one task alone, the smallest first: of {len(tasks)} tasks chance alone gives some below 0.05."
+    head = ("task", "step", "what they did: successes", "p, alike", "node before")
+    return Section.of(title, table(head, rows), says if len(tasks) > 1 else "")
 
 
 def differences(compared: Sequence[WholeDifference]) -> Section:

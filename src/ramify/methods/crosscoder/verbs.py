@@ -93,7 +93,7 @@ def capture(options: CaptureOptions, out: Annotated[Path, option(metavar="STATES
         prompts(path, models, None if text else template, options.longest)
         for path, text in ((options.tool, False), (options.plain, options.plain_text))
     ]
-    rows: list[Sequence[int]] = [one.prompt_ids for part in read for one in part]
+    rows: list[Sequence[int]] = [prompt.prompt_ids for part in read for prompt in part]
     first = [1 if options.plain_text and i >= len(read[0]) else len(row) - 1 for i, row in enumerate(rows)]
     if options.reply:
         stops = () if template is None else template.stop_tokens
@@ -224,7 +224,7 @@ def _ranking(dictionary: Path, states: Path, partition: str, short: bool, top: i
     scaling = owned(made, np.asarray(kept.values), partition, text=kept.text)
     rows = tuple(ListedFeature(**vars(one), **vars(scaling[one.feature])) for one in ranked)
     own, mostly = (tuple(i for i, one in scaling.items() if getattr(one, name)) for name in ("own", "mostly"))
-    tested = sum(one.latent_scaling is not None for one in scaling.values())
+    tested = sum(row.latent_scaling is not None for row in scaling.values())
     if out is not None:
         text = StringIO(newline="")
         writer = csv.DictWriter(text, [field.name for field in fields(ListedFeature)])
