@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache as remembered
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Any
 from ramify.base.files import folder_aside
 from ramify.base.ids import json_hash
 from ramify.base.seeds import generator
-from ramify.env.protocol import Task
+from ramify.env.protocol import Observation, Task, TaskSet
+from ramify.env.task_sets import generated_task_set
 from ramify.integrations.environments.functions import FunctionEnvironment
 from ramify_experiments.lab import cache
 
@@ -47,6 +48,105 @@ sums = graded_environment(
     Task(f"sum-{a}-{b}", {"prompt": f"Compute {a} + {b}. Answer with the number only.", "want": a + b})
     for a, b in two_digits(1200)
 )
+
+
+COLOURS = ("red", "blue", "green", "yellow", "black", "white", "orange", "purple", "brown", "pink")
+DOORS, COIN_DOORS = "python:ramify_experiments.real:doors", "python:ramify_experiments.real:coin_doors"
+"""The environments :data:`doors` and :data:`coin_doors`, as a verb takes them."""
+DOORS_SAMPLING: dict[str, Any] = {"temperature": 0.7, "max_reply": 8}
+"""How an agent of 135 million weights wins at the doors sometimes: at temperature 1 hardly ever."""
+
+
+class DoorsEpisode:
+    """Two pairs of doors, each with a sign that says which to take, and a clock that nobody needs. Only the end tells whether both
+    doors were right, so the step that lost an attempt is the first wrong door, and never the clock."""
+
+    system, max_turns = "", 3
+
+    def __init__(self, coin: DoorsEnvironment | None = None) -> None:
+        self.coin, self.task, self.replies = coin, Task(""), list[str]()
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """See :class:`ramify.env.protocol.Env`."""
+        self.task, self.replies = task, []
+        return Observation(_scene(task, 0))
+
+    def step(self, action: str) -> Observation:
+        """Take the reply, whatever it is."""
+        self.replies.append(action)
+        if len(self.replies) < self.max_turns:
+            return Observation(_scene(self.task, len(self.replies)))
+        won = first_wrong(self.task, self.replies) is None if self.coin is None else self.coin.toss()
+        return Observation("The way ends.", float(won), terminated=True, outcome=won)
+
+    def snapshot(self) -> list[str]:
+        """The replies."""
+        return list(self.replies)
+
+    def restore(self, snapshot: Any) -> None:
+        """See :class:`ramify.env.protocol.Env`."""
+        self.replies = list(snapshot)
+
+    def key(self) -> None:
+        """None: what was said is what the agent goes by."""
+
+
+class DoorsEnvironment:
+    """Tasks of :class:`DoorsEpisode`. ``coin``: how an episode ends is a coin of the environment's own, whatever was done."""
+
+    def __init__(self, coin: bool = False) -> None:
+        self.name, self.coin, self.tossed = "coin-doors" if coin else "doors", coin, 0
+
+    def make(self) -> DoorsEpisode:
+        """A fresh episode."""
+        return DoorsEpisode(self if self.coin else None)
+
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        """``n`` tasks of a split."""
+
+        def sample(rng: Any) -> Mapping[str, Any]:
+            pairs = [[COLOURS[i] for i in rng.choice(len(COLOURS), 2, replace=False)] for _ in range(2)]
+            return {"pairs": pairs, "right": rng.integers(0, 2, 2).tolist(), "clock": int(rng.integers(0, 3)), "hour": 7}
+
+        return generated_task_set("doors", split, n, seed, sample, kind="doors")
+
+    def toss(self) -> bool:
+        """The next coin."""
+        self.tossed += 1
+        return bool(generator(0, "coin doors", self.tossed).random() < 0.5)
+
+
+doors, coin_doors = DoorsEnvironment(), DoorsEnvironment(coin=True)
+
+
+def _pair(task: Task, turn: int) -> tuple[str, str] | None:
+    """The right colour and the wrong one at a turn; None at the clock."""
+    clock = task.data["clock"]
+    if turn == clock:
+        return None
+    at = turn - (turn > clock)
+    pair, right = task.data["pairs"][at], task.data["right"][at]
+    return pair[right], pair[1 - right]
+
+
+def _scene(task: Task, turn: int) -> str:
+    colours = _pair(task, turn)
+    if colours is None:
+        return f"A clock shows {task.data['hour']} o'clock. Write the hour, one word only."
+    one, two = sorted(colours)
+    return (
+        f"A sign says: take the {colours[0]} door. You see a {one} door and a {two} door. "
+        "Write the colour of the door you take, one word only."
+    )
+
+
+def first_wrong(task: Task, replies: Iterable[str]) -> int | None:
+    """The first of ``replies`` (from 0) that does not name the right door alone; None where all do."""
+    for turn, reply in enumerate(replies):
+        colours, words = _pair(task, turn), set(re.findall("[a-z]+", reply.lower()))
+        if colours is not None and not (colours[0] in words and colours[1] not in words):
+            return turn
+    return None
 
 
 def pretrained_name(model: str) -> str:
