@@ -58,8 +58,10 @@ DOORS_SAMPLING: dict[str, Any] = {"temperature": 0.7, "max_reply": 8}
 
 
 class DoorsEpisode:
-    """Two pairs of doors, each with a sign that says which to take, and a clock that nobody needs. Only the end tells whether both
-    doors were right, so the step that lost an attempt is the first wrong door, and never the clock."""
+    """Two pairs of doors, each with a sign that says which to take, and a clock that nobody needs.
+
+    Only the end tells whether both doors were right, so the step that lost an attempt is the first wrong door, and never the
+    clock."""
 
     system, max_turns = "", 3
 
