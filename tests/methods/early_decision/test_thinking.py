@@ -95,12 +95,12 @@ class Spelling:
         return [Completion(self.tokenizer.decode(ids), stop, np.array(ids, np.int32))] * n
 
 
-def spelled(*texts: str, think: int = 40, force: bool = True) -> Thinks:
+def spelled(*texts: str, think: int = 40, force: bool = True, close_ended: bool = False) -> Thinks:
     model: Any = Spelling(*texts)
     marks = Marks.of(model.tokenizer, "<think>\n", "</think>\n")
     return Thinks(
-        model, model.tokenizer, marks, Sampling(max_tokens=think), Sampling(max_tokens=20), force=force, eos=[4],
-        retries=FailurePolicy({}),
+        model, model.tokenizer, marks, Sampling(max_tokens=think), Sampling(max_tokens=20),
+        force=force, close_ended=close_ended, eos=[4], retries=FailurePolicy({}),
     )  # fmt: skip
 
 
@@ -128,6 +128,13 @@ def test_thinking_over_its_budget_is_closed_by_force_or_left_open() -> None:
 def test_a_turn_that_ends_inside_the_thinking_has_no_answer() -> None:
     thought = one(spelled("I refuse to answer this.<|end|>"))
     assert (thought.closed, thought.answer) == ("never", None)
+
+
+def test_a_turn_that_ends_inside_the_thinking_is_closed_there_where_asked() -> None:
+    found = spelled("It is small.<|end|>", "No.<|end|>", close_ended=True)
+    thought = one(found)
+    assert (found.thinking.text(thought.thinking), thought.closed, thought.answer.text) == ("It is small.", "forced", "No.")
+    assert found.sampler.model.seen[1] == "Q <think>\nIt is small.</think>\n"  # without the token that ended the turn
 
 
 def test_a_template_that_opens_thinking_itself_is_not_opened_twice() -> None:

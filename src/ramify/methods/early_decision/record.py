@@ -62,7 +62,7 @@ CONTINUE, TURNS = "early-decision continue", "early-decision continue turns"
 class StudyConfig(Config):
     """How traces are sampled and what counts as yes."""
 
-    BASIC = "model label k modes guard think_tokens answer_tokens temperature seed"
+    BASIC = "model label k modes guard think_tokens answer_tokens close_ended temperature seed"
     model: str = ""
     """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
     label: tuple[str, ...] = ()
@@ -91,6 +91,8 @@ class StudyConfig(Config):
     """the answer's own budget"""
     force: bool = True
     """close thinking that reaches its budget"""
+    close_ended: bool = False
+    """also close thinking in which the model ends its reply, as one does that writes no marker of its own"""
     temperature: float = Field(0.6, ge=0)
     """of thinking and answer"""
     top_p: float = Field(0.95, gt=0, le=1)

@@ -93,7 +93,8 @@ class Thinking:
     """Policy: think to the close, then answer; both are one continuation, which :meth:`thoughts` reads.
 
     ``think`` and ``answer`` are the settings of thinking and answer, their token limits the budgets. Thinking that reaches its
-    budget is closed by force, or with ``force`` False left unclosed. ``tokenizer`` None is for models of ids only, whose texts
+    budget is closed by force, or with ``force`` False left unclosed. ``close_ended``: so it is where the model ends its reply in
+    it, as one that writes no marker does. ``tokenizer`` None is for models of ids only, whose texts
     are the ids. An answer that does not fit the model's context is not requested. Raises NeedsError where the model does not
     continue token ids (a chat endpoint cannot take a started reply).
     """
@@ -110,10 +111,11 @@ class Thinking:
         answer: Sampling,
         *,
         force: bool = True,
+        close_ended: bool = False,
         eos: Sequence[int] | None = None,
     ) -> None:
         require(model, self.needs, "continuing a trace from inside its thinking")
-        self.tokenizer, self.marks, self.force = tokenizer, marks, force
+        self.tokenizer, self.marks, self.force, self.close_ended = tokenizer, marks, force, close_ended
         self.context = context_of(model)
         self.eos = frozenset((*(eos_of(model) if eos is None else eos), *answer.stop_tokens, *marks.ends))
         self.answering = replace(answer, stop_tokens=tuple(sorted(self.eos)))
@@ -199,7 +201,7 @@ class Thinking:
         if tokens[-len(mark) :] == mark:
             return tokens[: -len(mark)], "own"
         if tokens and tokens[-1] in self.eos.difference(mark):
-            return tokens[:-1], "never"
+            return tokens[:-1], "forced" if self.close_ended else "never"
         if not self.force or completion.stop != "length":
             return tokens, "never"
         part = next((i for i in range(len(mark) - 1, 0, -1) if tokens[-i:] == mark[:i]), 0)

@@ -3,7 +3,7 @@ every stage continues where it stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,7 +99,7 @@ class _Parts:
         guard: ChunkGuard[Any] | None = None
         if config.guard != "none":
             guard = Reminder(tokenizer, marks, config.reminder) if config.guard == "reminder" else SelfCheck(tokenizer)
-        thinking = Thinking(model, tokenizer, marks, sampling, answering, force=config.force)
+        thinking = Thinking(model, tokenizer, marks, sampling, answering, force=config.force, close_ended=config.close_ended)
         return cls(Sampler(model, config.seed, policy=guard), thinking, template, jury)
 
     @property
@@ -177,7 +177,14 @@ def run_(
         if not study.traces:
             raise RamifyError(f"no trace could be sampled: {parts.sampler.first_failure or 'all voters failed'}")
         found = statuses(study), forced(study), shares(study)
-    return SampledStudy(*found, out, parts.sampler.failed, parts.spent, caveats=tuple(parts.caveats()))
+    return SampledStudy(*found, out, parts.sampler.failed, parts.spent, caveats=(*_unclosed(found[0], options), *parts.caveats()))
+
+
+def _unclosed(traces: Mapping[str, int], options: StudyConfig) -> Iterator[str]:
+    """What to do where replies ended inside the thinking."""
+    if ended := traces.get("ended", 0):
+        close = "" if options.close_ended else ": --close-ended closes it there"
+        yield f"{ended} of {sum(traces.values())} traces ended inside their thinking and have no outcome{close}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,139 @@
+"""``ramify repro cliffs --real``: tokens at which sums of a real pretrained model are lost, against the first wrong digit.
+
+Sums and word sums are completed after worked lines, without a chat template: so 135 million weights are right often enough.
+The token that loses a sum is known, the first digit that is not the sum's. Where a coin judges, no token loses anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.seeds import generator
+from ramify.engine.named import find_sampled
+from ramify.methods.cliffs import read_scan
+from ramify.rollout.token_traces import TokenTrace
+from ramify.stats.intervals import clopper_pearson, paired_proportions
+from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.verbs import call_verb
+
+SUMS = "23 + 45 = 68\n51 + 17 = 68\n62 + 30 = 92\n14 + 25 = 39\n{} + {} ="
+WORDS = (
+    "Tom has 5 apples and gets 2 more, so he has 7 apples.\nAnn has 3 pens and gets 3 more, so she has 6 pens.\n"
+    "Sue has 8 hats and gets 6 more, so she has 14 hats.\nBob has {} cups and gets {} more, so he has"
+)
+LEADING, COIN = "python:ramify_experiments.cliffs.real:leading", "python:ramify_experiments.cliffs.real:coin"
+STUDIES: dict[str, dict[str, Any]] = {
+    "sums": {"form": SUMS, "low": 10, "high": 50, "verifier": LEADING, "problems": 8},
+    "word sums": {"form": WORDS, "low": 2, "high": 10, "verifier": LEADING, "problems": 4},
+    "coins": {"form": SUMS, "low": 10, "high": 50, "verifier": COIN, "problems": 5},
+}
+"""Name -> prompt, numbers from ``low`` and below ``high``, who judges, how many replies are scanned."""
+SCAN = ("--n", 48, "--confirm", 96, "--temperature", 0.7, "--max-tokens", 5, "--truncated", "graded", "--anyway")
+
+
+def leading(text: str, trace: TokenTrace) -> bool:
+    """Whether the first number of a reply is the sum."""
+    found = re.search(r"\d+", text)
+    return found is not None and found.group() == str(trace.data["answer"])
+
+
+class _Coin:
+    """Right or wrong by a coin of its own, whatever was said."""
+
+    def __init__(self) -> None:
+        self.tossed = 0
+
+    def __call__(self, text: str, trace: TokenTrace) -> bool:
+        self.tossed += 1
+        return bool(generator(0, "cliffs coin", self.tossed).random() < 0.5)
+
+
+coin = _Coin()
+
+
+def wrong_token(texts: Sequence[str], answer: int) -> int | None:
+    """The token (from 1) that writes the first digit of the first number that is not the sum's; None where none does."""
+    text, wanted = "".join(texts), str(answer)
+    found = re.search(r"\d+", text)
+    if found is None or found.group() == wanted:
+        return None
+    same = next((i for i, (a, b) in enumerate(zip(found.group(), wanted, strict=False)) if a != b), None)
+    at = found.start() + (min(len(found.group()), len(wanted)) if same is None else same)
+    ends = np.cumsum([len(one) for one in texts])
+    return int(np.searchsorted(ends, at, "right")) + 1
+
+
+def scanned(model: str, name: str, seed: int) -> dict[str, Any]:
+    """A scan; of each reply whether it is right, its tokens, the first wrong digit, its least likely token, its cliffs."""
+    study, rng = STUDIES[name], generator(seed, "cliffs real", name)
+    tokenizer = find_sampled(model)[1]
+    pairs = [rng.integers(study["low"], study["high"], 2).tolist() for _ in range(study["problems"])]
+    rows = [
+        {"id": f"{a}+{b}", "prompt_ids": list(tokenizer.encode(study["form"].format(a, b))), "answer": a + b} for a, b in pairs
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        problems, out = Path(folder) / "problems.jsonl", Path(folder) / "scan"
+        problems.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        asked = ("--model", model, "--problems", problems, "--verifier", study["verifier"], "--seed", seed, "--out", out)
+        found = call_verb("cliffs", "scan", *asked, *SCAN)
+        replies = []
+        for one in read_scan(out)[2]:
+            trace = one.trace
+            texts = [tokenizer.decode([token]) for token in trace.response_ids]
+            replies.append(
+                {
+                    "texts": texts,
+                    "right": trace.correct,
+                    "truth": wrong_token(texts, trace.data["answer"]),
+                    "unlikely": 1 + int(np.argmin(trace.logprobs)),
+                    "confirmed": [cliff.t for cliff in one.of("confirmed")],
+                    "drops": [cliff.fresh_drop for cliff in one.of("confirmed")],
+                    "suspect": sum(cliff.suspect for cliff in one.of("confirmed")),
+                    "start": trace.potentials[0].rate if trace.potentials and trace.potentials[0] else None,
+                }
+            )
+    return {"replies": replies, **{key: found[key] for key in ("forks", "tokens", "tested", "solve_rate")}}
+
+
+def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
+    """Confirmed cliffs of sums and word sums against the first wrong digit; coins as the null."""
+    checks = Checks((first,))
+    done = cells.map(scanned, {name: {"model": model, "name": name, "seed": first} for name in STUDIES})
+    for name in ("sums", "word sums"):
+        replies = done[name]["replies"]
+        checks.mean(f"{name}: V_0", [one["start"] for one in replies])
+        wrong = [one for one in replies if one["truth"] is not None]
+        checks.share(f"{name}: wrong replies", len(wrong), len(replies))
+        checks.share(f"{name}: wrong replies with a cliff", sum(bool(one["confirmed"]) for one in wrong), len(wrong))
+        right = [one for one in replies if one["truth"] is None]
+        checks.share(f"{name}: other replies with a cliff", sum(bool(one["confirmed"]) for one in right), len(right))
+        checks.value(f"{name}: forks", done[name]["forks"], done[name]["tokens"])
+    cliffs = [(t, one) for name in ("sums", "word sums") for one in done[name]["replies"] for t in one["confirmed"]]
+    hits = sum(t == one["truth"] for t, one in cliffs)
+    checks.share("confirmed cliffs that are the first wrong digit", hits, len(cliffs), ">=", 0.5, exact=True)
+    drops = [drop for name in ("sums", "word sums") for one in done[name]["replies"] for drop in one["drops"]]
+    checks.mean("confirmed cliffs: drop on fresh forks", drops)
+    checks.value("confirmed cliffs that lose more than their token can", sum(one["suspect"] for _, one in cliffs), len(cliffs))
+    named = [one for name in ("sums", "word sums") for one in done[name]["replies"] if one["truth"] is not None]
+    ours = [float(one["truth"] in one["confirmed"]) for one in named]
+    simple = [float(one["truth"] == one["unlikely"]) for one in named]
+    checks.share("wrong replies: a confirmed cliff is the first wrong digit", int(sum(ours)), len(named))
+    checks.share("wrong replies: the least likely token is the first wrong digit", int(sum(simple)), len(named))
+    checks.value(
+        "wrong replies: cliffs - the least likely token",
+        float(np.mean(ours) - np.mean(simple)) if named else 0.0,
+        len(named),
+        interval=paired_proportions(ours, simple) if named else None,
+    )
+    null = done["coins"]
+    false, n = sum(len(one["confirmed"]) for one in null["replies"]), int(null["tested"])
+    checks.share("coins: confirmed cliffs, of the tokens tested", false, n, exact=True)
+    checks.value("coins: lower bound of that share", clopper_pearson(false, n)[0] if n else 0.0, n, "<=", 0.05)
+    return checks
