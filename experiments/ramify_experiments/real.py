@@ -20,6 +20,7 @@ from ramify.base.seeds import generator
 from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.env.task_sets import generated_task_set
 from ramify.integrations.environments.functions import FunctionEnvironment
+from ramify.model.tokenizer import HfTokenizer
 from ramify_experiments.lab import cache
 
 EDITION = 1
@@ -157,6 +158,21 @@ def pretrained_name(model: str) -> str:
     Raises UserError and NeedsError as :func:`ramify.engine.checkpoints.model_folder`.
     """
     return _folder(model).name
+
+
+def raw_ids(model: str, text: str) -> list[int]:
+    """The token ids of a text that is continued as it stands, without a chat template, and without loading the weights."""
+    return _tokenizer(model).encode(text)
+
+
+def token_texts(model: str, ids: Iterable[int]) -> list[str]:
+    """The text of each token."""
+    return [_tokenizer(model).decode([token]) for token in ids]
+
+
+@remembered
+def _tokenizer(model: str) -> HfTokenizer:
+    return HfTokenizer.load(_folder(model))
 
 
 @remembered

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import generator
-from ramify.engine.named import find_sampled
 from ramify.methods.cliffs import read_scan
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.intervals import clopper_pearson, paired_proportions
 from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.real import raw_ids, token_texts
 from ramify_experiments.verbs import call_verb
 
 SUMS = "23 + 45 = 68\n51 + 17 = 68\n62 + 30 = 92\n14 + 25 = 39\n{} + {} ="
@@ -73,11 +73,8 @@ def wrong_token(texts: Sequence[str], answer: int) -> int | None:
 def scanned(model: str, name: str, seed: int) -> dict[str, Any]:
     """A scan; of each reply whether it is right, its tokens, the first wrong digit, its least likely token, its cliffs."""
     study, rng = STUDIES[name], generator(seed, "cliffs real", name)
-    tokenizer = find_sampled(model)[1]
     pairs = [rng.integers(study["low"], study["high"], 2).tolist() for _ in range(study["problems"])]
-    rows = [
-        {"id": f"{a}+{b}", "prompt_ids": list(tokenizer.encode(study["form"].format(a, b))), "answer": a + b} for a, b in pairs
-    ]
+    rows = [{"id": f"{a}+{b}", "prompt_ids": raw_ids(model, study["form"].format(a, b)), "answer": a + b} for a, b in pairs]
     with tempfile.TemporaryDirectory() as folder:
         problems, out = Path(folder) / "problems.jsonl", Path(folder) / "scan"
         problems.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -86,7 +83,7 @@ def scanned(model: str, name: str, seed: int) -> dict[str, Any]:
         replies = []
         for one in read_scan(out)[2]:
             trace = one.trace
-            texts = [tokenizer.decode([token]) for token in trace.response_ids]
+            texts = token_texts(model, trace.response_ids)
             replies.append(
                 {
                     "texts": texts,

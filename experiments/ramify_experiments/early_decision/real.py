@@ -1,7 +1,7 @@
 """``ramify repro early-decision --real``: whether prompted reasoning of a real pretrained model settles its answer, and when.
 
-The positive control is told to commit itself: to begin with the answer and to explain it then. The null's outcomes are coins,
-whatever was thought.
+Questions follow worked ones. The positive control is told, and shown, to commit itself: to answer first and to explain then. The
+null's outcomes are coins, whatever was thought.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from typing import Any
 
 from ramify.base.seeds import generator
 from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.real import raw_ids
 from ramify_experiments.verbs import call_verb
 
-ARMS = {"reason": "Think about it in one short sentence.", "commit": "Begin with yes or no, then explain in one short sentence."}
-"""How the question goes on."""
+WORKED = ((12, 40), (75, 31), (58, 23), (36, 87))
+"""Comparisons that are worked out before the one that is asked."""
+ARMS = {"reason": "Explain first, then answer.", "commit": "Answer first, then explain."}
+"""What is asked for, and shown in the worked comparisons."""
 YES, COIN = r"regex:(?i)^\W*yes", "python:ramify_experiments.early_decision.real:coin"
-QUESTIONS, ROLLOUTS, KEPT, PREFIXES, CONTINUED = 16, 4, 0.4, 2, 4
+QUESTIONS, ROLLOUTS, KEPT, PREFIXES, CONTINUED = 16, 5, 0.3, 2, 4
 SAMPLING = (
-    *("--modes", "thinking", "--think-tokens", 16, "--answer-tokens", 3, "--close-ended", "--temperature", 0.7),
-    *("--open", "Thought:", "--close", "\nThe answer, yes or no:"),
+    *("--modes", "thinking", "--think-tokens", 16, "--answer-tokens", 2, "--close-ended", "--temperature", 1),
+    *("--open", "\nThought:", "--close", "\nAnswer:"),
 )
-
 REPORTED: tuple[str, float | None] = ("report", None)
 
 
@@ -41,13 +43,18 @@ class _Coin:
 coin = _Coin()
 
 
-def questions(seed: int) -> list[str]:
-    """Comparisons of numbers from 2 to 99, as often yes as no."""
-    rng, out = generator(seed, "early-decision questions"), []
+def asked(arm: str, seed: int) -> list[str]:
+    """Comparisons of two numbers from 10 to 99, as often yes as no, after the worked ones."""
+    rng, head = generator(seed, "early-decision questions"), f"{ARMS[arm]}\n\n"
+    for a, b in WORKED:
+        said, than = ("Yes", "more") if a > b else ("No", "less")
+        thought = f"{said}. {a} is {than} than {b}." if arm == "commit" else f"{a} is {than} than {b}."
+        head += f"Q: Is {a} larger than {b}?\nThought: {thought}\nAnswer: {said.lower()}\n\n"
+    out = []
     for i in range(QUESTIONS):
-        small, large = sorted((2 + rng.choice(98, 2, replace=False)).tolist())
-        one, two = (large, small) if i % 2 else (small, large)
-        out.append(f"Is {one} larger than {two}?")
+        small, large = sorted((10 + rng.choice(90, 2, replace=False)).tolist())
+        a, b = (large, small) if i % 2 else (small, large)
+        out.append(f"{head}Q: Is {a} larger than {b}?")
     return out
 
 
@@ -55,10 +62,11 @@ def studied(model: str, arm: str, label: str, seed: int) -> dict[str, Any]:
     """One study: rollouts, a probe at the first token, continuations of what was kept."""
     with tempfile.TemporaryDirectory() as folder:
         prompts, out = Path(folder) / "prompts.jsonl", Path(folder) / "run"
-        rows = [{"id": f"q{i}", "prompt": f"{text} {ARMS[arm]}"} for i, text in enumerate(questions(seed))]
+        texts = asked(arm, seed)  # without a chat template, after which so small a model follows no example
+        rows = [{"id": f"q{i}", "prompt_ids": raw_ids(model, text), "prompt": text} for i, text in enumerate(texts)]
         prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        asked = ("--model", model, "--prompts", prompts, "--label", json.dumps([label]), "--k", ROLLOUTS, "--seed", seed)
-        run = call_verb("early-decision", "run", *asked, *SAMPLING, "--out", out)
+        given = ("--model", model, "--prompts", prompts, "--label", json.dumps([label]), "--k", ROLLOUTS, "--seed", seed)
+        run = call_verb("early-decision", "run", *given, *SAMPLING, "--out", out)
         probe = call_verb("early-decision", "probe", out, "--at", "h0")
         forks = ("--shares", f"0,{KEPT}", "--m", PREFIXES, "--n", CONTINUED)
         found = call_verb("early-decision", "continue", out, *forks)["continuation"]
