@@ -18,7 +18,7 @@ from ramify_experiments.lab import Checks, ResultCache
 from ramify_experiments.real import COIN_DOORS, DOORS, DOORS_SAMPLING, first_wrong
 from ramify_experiments.verbs import call_verb
 
-TASKS = {DOORS: 10, COIN_DOORS: 8}
+TASKS = {DOORS: 8, COIN_DOORS: 6}
 """Environment -> tasks; one failed attempt of each is asked about."""
 ATTEMPTS, FORKS = 2, 16
 
