@@ -32,8 +32,8 @@ WORDS = (
 )
 LEADING = "python:ramify_experiments.cliffs.real:leading"
 STUDIES: dict[str, dict[str, Any]] = {
-    "sums": {"form": SUMS, "low": 10, "high": 50, "problems": 24},
-    "word sums": {"form": WORDS, "low": 2, "high": 10, "problems": 8},
+    "sums": {"form": SUMS, "low": 10, "high": 50, "problems": 16},
+    "word sums": {"form": WORDS, "low": 2, "high": 10, "problems": 6},
 }
 """Name -> prompt, numbers from ``low`` and below ``high``, how many replies are scanned."""
 SCAN = ("--n", 48, "--confirm", 96, "--screen", "none", "--temperature", 0.7, "--max-tokens", 5, "--anyway")
