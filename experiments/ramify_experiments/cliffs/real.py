@@ -64,7 +64,10 @@ def scanned(model: str, name: str, seed: int) -> dict[str, Any]:
     """A scan; of each reply whether it is right, its tokens, the first wrong digit, its least likely token, its cliffs."""
     study, rng = STUDIES[name], generator(seed, "cliffs real", name)
     pairs = [rng.integers(study["low"], study["high"], 2).tolist() for _ in range(study["problems"])]
-    rows = [{"id": f"{a}+{b}", "prompt_ids": raw_ids(model, study["form"].format(a, b)), "answer": a + b} for a, b in pairs]
+    rows = [
+        {"id": f"{i}: {a}+{b}", "prompt_ids": raw_ids(model, study["form"].format(a, b)), "answer": a + b}
+        for i, (a, b) in enumerate(pairs)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         problems, out = Path(folder) / "problems.jsonl", Path(folder) / "scan"
         problems.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
