@@ -26,6 +26,11 @@ SAMPLING = (
     *("--modes", "thinking", "--think-tokens", 16, "--answer-tokens", 2, "--close-ended", "--temperature", 1),
     *("--open", "\nThought:", "--close", "\nAnswer:"),
 )
+KNOWN = {
+    "coins: p of that fall": "equal answers are judged once, so after a kept prefix, whose answers are few, one coin stands for "
+    "many: a judge that tosses is the wrong null here, and reasoning that only repeats the question the right one "
+    "(docs/methods/early-decision.md)"
+}
 REPORTED: tuple[str, float | None] = ("report", None)
 
 
@@ -75,7 +80,7 @@ def studied(model: str, arm: str, label: str, seed: int) -> dict[str, Any]:
 
 def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
     """The instructed commitment, prompted reasoning, and coins."""
-    checks = Checks((first,))
+    checks = Checks((first,), KNOWN)
     arms = {"commit": ("commit", YES), "reason": ("reason", YES), "coins": ("reason", COIN)}
     plan = {name: {"model": model, "arm": arm, "label": label, "seed": first} for name, (arm, label) in arms.items()}
     done = cells.map(studied, plan)
@@ -89,6 +94,8 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
         checks.share(f"{name}: traces with an outcome", labelled, n)
         (pool,) = (one for one in found["probe"]["pools"] if one["pool"] == "all")
         checks.share(f"{name}: yes", pool["positive"], pool["n"])
+        rarer = min(pool["positive"], pool["n"] - pool["positive"])
+        checks.value(f"{name}: rarer outcomes, of the 20 that a probe takes", rarer, pool["n"])
         if pool["auroc"] is not None:
             ends = pool["interval"]
             checks.value(f"{name}: AUROC at the first token", pool["auroc"], pool["n"], *limits.get("auroc", REPORTED), ends)
