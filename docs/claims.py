@@ -176,6 +176,11 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "Cutting the first one out of a wrong reply restores it",
             {"pass@1, deleted - kept": "model: pass@1, del - keep", "deleted - random cut": "model: pass@1, del - random"},
+            real={
+                "pass@1, deleted - kept": "pass@1, del - keep",
+                "cliffs that are the first wrong digit": "confirmed cliffs that are the first wrong digit",
+            },
+            real_says="Sums of two numbers; word sums are beyond the model, and no cliff is found there",
         ),
         Claim(
             "Deterministic cliffs are a class of their own",
@@ -185,6 +190,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             },
             "An artefact of the test: where no other token was possible, nothing can have been lost",
             word="contradicted",
+            real={"confirmed": "tokens of probability 0.9 or more: confirmed as cliffs"},
         ),
         Claim(
             "Preference pairs at cliffs train a better model",
