@@ -21,9 +21,8 @@ from ramify.base.seeds import generator
 from ramify.methods.cliffs import read_scan
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.intervals import paired_proportions
-from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.real import raw_ids, token_texts
-from ramify_experiments.verbs import call_verb
 
 SUMS = "23 + 45 = 68\n51 + 17 = 68\n62 + 30 = 92\n14 + 25 = 39\n{} + {} ="
 WORDS = (

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.seeds import generator
-from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.real import raw_ids
-from ramify_experiments.verbs import call_verb
 
 WORKED = ((12, 40), (75, 31), (58, 23), (36, 87))
 """Comparisons that are worked out before the one that is asked."""

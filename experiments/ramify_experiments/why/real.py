@@ -14,9 +14,8 @@ from typing import Any
 from ramify.rollout.components import find_environment
 from ramify.stats.intervals import clopper_pearson, paired_proportions
 from ramify.trace.db import Run
-from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.real import COIN_DOORS, DOORS, DOORS_SAMPLING, first_wrong
-from ramify_experiments.verbs import call_verb
 
 TASKS = {DOORS: 8, COIN_DOORS: 6}
 """Environment -> tasks; one failed attempt of each is asked about."""
