@@ -25,10 +25,10 @@ BOUND = 1.1
 """Most perplexity of general texts, as a multiple of the start's: the bound that ``improve`` keeps by default."""
 SETTINGS: dict[str, Any] = {
     **DOORS_SAMPLING,
-    "tokens": 800,
-    "updates": 2,
+    "tokens": 1200,
+    "updates": 3,
     "tasks_per_update": 4,
-    "eval_episodes": 40,
+    "eval_episodes": 48,
     "changes": 0,
     "keep": {"checkpoint": "last", "episodes": 1},
 }
@@ -71,7 +71,7 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
     coins = {"coins, imitate": {"model": model, "env": COIN_DOORS, "arm": "imitate", "seed": first}}
     done = cells.map(trained, {**arms, **coins}, workers=1)  # each takes 3 to 4 GB of memory
     rest: dict[str, dict[str, Any]] = {
-        "doors, sharp": {"model": model, "env": DOORS, "seed": first, "episodes": 40, "max_reply": SETTINGS["max_reply"]},
+        "doors, sharp": {"model": model, "env": DOORS, "seed": first, "episodes": 48, "max_reply": SETTINGS["max_reply"]},
         "sums, sharp": {"model": model, "env": SUMS, "seed": 0, "episodes": 60, "max_reply": 24},
     }
     sharp = cells.map(sharpened, rest, workers=1)
