@@ -70,14 +70,16 @@ def rank_features(
     ]
 
 
-def owned(dictionary: Dictionary, states: np.ndarray, partition: str = "a", level: float = 0.05) -> dict[int, Owned]:
+def owned(
+    dictionary: Dictionary, states: np.ndarray, partition: str = "a", level: float = 0.05, text: np.ndarray | None = None
+) -> dict[int, Owned]:
     """Which features of a partition are the tuned model's own by what both models' states [N, 2, D] hold,
     not by which block they are in.
 
-    ``level`` bounds the chance that any is called so that is not. Raises UserError on an unknown partition.
+    ``text`` int [N]: which text a row is of, where several are of one. ``level`` bounds the chance that any is called so that is not. Raises UserError on an unknown partition.
     """
     pool = dictionary.partition(partition)
-    ratio, p = latent_scaling(dictionary, states, pool)
+    ratio, p = latent_scaling(dictionary, states, pool, text)
     fires = np.isfinite(ratio)  # a feature that never fires is not tested
     corrected = np.ones(len(pool))
     corrected[fires] = holm(p[fires].tolist())

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from scipy.stats import norm
+from scipy.stats import t as student
 from torch import Tensor, nn
 
 from ramify.base import codec
@@ -391,7 +391,9 @@ def quality(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> Quality
     )
 
 
-def latent_scaling(dictionary: Dictionary, x: np.ndarray, features: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def latent_scaling(
+    dictionary: Dictionary, x: np.ndarray, features: Sequence[int] | np.ndarray, text: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """How much of each of model 0's ``features`` is in model 1 after all,
     and whether it is next to nothing; each (n,), x is [N, 2, D].
 
@@ -403,7 +405,7 @@ def latent_scaling(dictionary: Dictionary, x: np.ndarray, features: Sequence[int
     which regresses on what the decoded features leave.)
 
     The second is the p-value of "at least :data:`OWN` of it is in model 1", one-sided, with White's errors; 1 where the states
-    have no more rows than features that fire.
+    have no more rows than features that fire. ``text`` int [N]: rows of one text err together (Liang and Zeger's errors).
     """
     chosen = np.asarray(features, dtype=np.int64).reshape(-1)
     codes = encode_rows(dictionary, x)
@@ -429,9 +431,22 @@ def latent_scaling(dictionary: Dictionary, x: np.ndarray, features: Sequence[int
         seen = (states - states.mean(axis=0)) @ along.T
         found[model] = (weights * seen).sum(axis=0)
         left = seen - f @ (inverse @ (f.T @ seen))
-        variance[model] = (weights**2 * left**2).sum(axis=0) * len(x) / max(spare, 1)
+        errs = weights * left
+        if text is not None:
+            errs = _summed(errs, text)
+        variance[model] = (errs**2).sum(axis=0) * len(x) / max(spare, 1)
     ratio[at] = found[1] / np.where(found[0] == 0, np.nan, found[0])
     if spare > 0:
         error = np.sqrt(np.maximum(variance[1] + OWN**2 * variance[0], 1e-300))
-        p[at] = np.where(found[0] > 0, norm.sf((OWN * found[0] - np.abs(found[1])) / error), 1.0)
+        apart = (OWN * found[0] - np.abs(found[1])) / error
+        texts = len(x) if text is None else len(np.unique(text))
+        p[at] = np.where(found[0] > 0, student.sf(apart, max(1, texts - 1)), 1.0)
     return ratio, p
+
+
+def _summed(values: np.ndarray, text: np.ndarray) -> np.ndarray:
+    """The sum over each text's rows of ``values`` [N, n], as :func:`latent_scaling` takes them: [texts, n]."""
+    names, of = np.unique(text, return_inverse=True)
+    out = np.zeros((len(names), values.shape[1]))
+    np.add.at(out, of, values)
+    return out * np.sqrt(len(names) / max(1, len(names) - 1))

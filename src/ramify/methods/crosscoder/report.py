@@ -37,13 +37,17 @@ class CapturedStates(Result):
 
     rows: int
     tool: int
+    """Of them in the corpus of interest."""
     plain: int
+    texts: int
+    """Prompts and texts that they are of."""
     width: int
     out: str
 
     def sections(self) -> Iterable[Section]:
         """The numbers."""
-        counts: dict[str, Cell] = {"rows": self.rows, "tool": self.tool, "plain": self.plain, "width": self.width}
+        counts: dict[str, Cell] = {"rows": self.rows, "tool": self.tool, "plain": self.plain, "texts": self.texts}
+        counts |= {"width": self.width}
         yield Section.of("", numbers(counts | {"out": self.out}))
 
 

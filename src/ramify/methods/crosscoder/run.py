@@ -19,7 +19,7 @@ from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.waiting import wait_for
 from ramify.engine.checkpoints import model_folder
-from ramify.engine.hidden import collect
+from ramify.engine.hidden import stream
 from ramify.engine.local import LocalModel
 from ramify.engine.named import find_continuing, is_local
 from ramify.engine.pairs import open_pair
@@ -82,10 +82,37 @@ class Checkpoints:
         return cls(found[0], found[1], layer, other_tokenizer)  # type: ignore[arg-type]
 
 
-def capture(models: Checkpoints, rows: Sequence[Sequence[int] | np.ndarray], batch_tokens: int = 8192) -> np.ndarray:
-    """States of both models at the last token of each of N rows of token ids, float32 [N, 2, D]; each model runs once."""
-    found = [collect(model, rows, [-1], [models.layer], batch_tokens=batch_tokens)[:, 0, 0] for model in models.models]
-    return np.stack(found, axis=1)
+def capture(
+    models: Checkpoints,
+    rows: Sequence[Sequence[int] | np.ndarray],
+    first: Sequence[int] | None = None,
+    batch_tokens: int = 8192,
+) -> np.ndarray:
+    """States of both models at the last token of each of N rows of token ids, float32 [N, 2, D]; each model runs once.
+
+    With ``first`` (N,) at every token of a row from that one on, row after row.
+    """
+    starts = [len(row) - 1 for row in rows] if first is None else list(first)
+    ends = np.cumsum([len(row) - start for row, start in zip(rows, starts, strict=True)])
+    out = np.empty((int(ends[-1]) if len(ends) else 0, 2, models.tuned.forward.width), np.float32)
+    for number, model in enumerate(models.models):
+        for batch in stream(model, rows, [models.layer], batch_tokens=batch_tokens):
+            for i, states in zip(batch.rows, batch.states, strict=True):
+                kept = states[starts[i] : len(rows[i]), 0]
+                out[ends[i] - len(kept) : ends[i], number] = kept.float().cpu().numpy()
+    return out
+
+
+def with_replies(
+    models: Checkpoints, prompts: Sequence[Sequence[int]], tokens: int, stops: Sequence[int] = ()
+) -> list[list[int]]:
+    """Each of ``prompts`` (token ids) with the tuned model's likeliest reply of so many tokens, but for the last of them: states
+    of these rows from the prompt's last token on are those that decide the reply."""
+    settings = Sampling(temperature=0.0, max_tokens=tokens, stop_tokens=tuple(stops))
+    rows = [np.asarray(prompt, np.int32) for prompt in prompts]
+    replies = wait_for(sample(models.tuned, rows, models.layer, None, settings, 0))
+    sampled = [[] if one.tokens is None else one.tokens.tolist() for one in replies]
+    return [[*prompt, *reply[:-1]] for prompt, reply in zip(prompts, sampled, strict=True)]
 
 
 @dataclass
@@ -96,11 +123,17 @@ class States:
     tool: np.ndarray
     """Whether a row is of the corpus of interest, bool [N]."""
     about: CapturedFrom = field(default_factory=CapturedFrom)
+    text: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Number of the text that a row is of, int [N]: rows of one text are no independent ones. Nothing given: each is its own."""
+
+    def __post_init__(self) -> None:
+        if not len(self.text):
+            self.text = np.arange(len(self.values))
 
     def save(self, folder: Path) -> None:
-        """Write ``states.npy``, ``tool.npy`` and ``states.json``."""
+        """Write ``states.npy``, ``tool.npy``, ``text.npy`` and ``states.json``."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name, array in (("states", self.values), ("tool", self.tool)):
+        for name, array in (("states", self.values), ("tool", self.tool), ("text", self.text)):
             np.save(folder / f".{name}.npy", array, allow_pickle=False)
             (folder / f".{name}.npy").replace(folder / f"{name}.npy")
         write_whole(folder / "states.json", json.dumps(codec.to_json(self.about), indent=1) + "\n")
@@ -111,14 +144,17 @@ class States:
         try:
             values = np.load(folder / "states.npy", mmap_mode="r", allow_pickle=False)
             tool = np.load(folder / "tool.npy", allow_pickle=False)
+            kept = folder / "text.npy"  # states of earlier versions have one row of each text, and no such file
+            text = np.load(kept, allow_pickle=False) if kept.is_file() else np.arange(len(values))
             about = codec.from_json(CapturedFrom, read_record(folder / "states.json", "captured states"), str(folder))
         except OSError as error:
             raise refusal(f"{folder} holds no captured states", error) from error
         except ValueError as error:
             raise UserError(f"{folder} holds no captured states: {error}") from error
-        if values.ndim != 3 or values.shape[1] != 2 or tool.shape != values.shape[:1] or tool.dtype != bool:
+        marks = tool.shape == text.shape == values.shape[:1] and tool.dtype == bool and text.dtype.kind == "i"
+        if values.ndim != 3 or values.shape[1] != 2 or not marks:
             raise UserError(f"{folder}: states {values.shape} and marks {tool.shape} are not [rows, 2, width] and [rows]")
-        return cls(values, tool, about)
+        return cls(values, tool, about, text)
 
 
 def prompts(path: Path, models: Checkpoints, template: Any = None, longest: int = 0) -> list[TokenProblem]:

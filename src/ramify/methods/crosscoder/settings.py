@@ -80,6 +80,11 @@ class CaptureOptions(Config):
     """prompts of the behaviour in question, JSON lines with prompt or prompt_ids"""
     plain: Path
     """other texts, in the same form"""
+    reply: int = Field(0, ge=0)
+    """let the tuned model reply with so many tokens to every prompt and keep the state that decides each of them; 0: that at the
+    prompt's last token alone"""
+    plain_text: bool = False
+    """the other corpus is text as it stands, and every token of it but the first counts"""
     raw: bool = False
     """prompts are the text as it is, without the chat template"""
     longest: int = Field(0, ge=0)

@@ -80,16 +80,29 @@ def _template(models: Checkpoints, name: str, raw: bool) -> Any:
 
 @app.verb(settings=CaptureOptions)
 def capture(options: CaptureOptions, out: Annotated[Path, option(metavar="STATES", help="Folder to write.")]) -> CapturedStates:
-    """Run both models over two corpora and keep their hidden states at the last token of every prompt."""
+    """Run both models over two corpora and keep their hidden states at the last token of every prompt, or at what decides each
+    token of the tuned model's replies (--reply), where a change of how it talks shows."""
     from ramify.methods.crosscoder.record import CapturedFrom
-    from ramify.methods.crosscoder.run import Checkpoints, States, prompts
+    from ramify.methods.crosscoder.run import Checkpoints, States, prompts, with_replies
     from ramify.methods.crosscoder.run import capture as capture_states
 
     models = Checkpoints.open(options.tuned, options.base, options.layer, options.other_tokenizer)
     template = _template(models, options.tuned, options.raw)
-    read = [prompts(path, models, template, options.longest) for path in (options.tool, options.plain)]
+    read = [
+        prompts(path, models, None if text else template, options.longest)
+        for path, text in ((options.tool, False), (options.plain, options.plain_text))
+    ]
+    rows: list[Sequence[int]] = [one.prompt_ids for part in read for one in part]
+    first = [1 if options.plain_text and i >= len(read[0]) else len(row) - 1 for i, row in enumerate(rows)]
+    if options.reply:
+        stops = () if template is None else template.stop_tokens
+        asked = [i for i, start in enumerate(first) if start == len(rows[i]) - 1]
+        with progress("reply", kept="nothing was written"):
+            for i, row in zip(asked, with_replies(models, [rows[i] for i in asked], options.reply, stops), strict=True):
+                rows[i] = row
     with progress("capture", kept="nothing was written"):
-        values = capture_states(models, [one.prompt_ids for part in read for one in part])
+        values = capture_states(models, rows, first)
+    text = np.repeat(np.arange(len(rows)), [len(row) - start for row, start in zip(rows, first, strict=True)])
     if options.dtype == "float16" and np.abs(values).max() > np.finfo(np.float16).max:
         raise UserError("a hidden state is too large for float16: give --dtype float32")
     about = CapturedFrom(
@@ -100,8 +113,9 @@ def capture(options: CaptureOptions, out: Annotated[Path, option(metavar="STATES
         models.tuned.identity.tokenizer,
         options.other_tokenizer,
     )
-    States(values.astype(options.dtype), np.arange(len(values)) < len(read[0]), about).save(out)
-    return CapturedStates(len(values), len(read[0]), len(read[1]), values.shape[2], str(out))
+    tool = text < len(read[0])
+    States(values.astype(options.dtype), tool, about, text).save(out)
+    return CapturedStates(len(values), int(tool.sum()), int((~tool).sum()), len(rows), values.shape[2], str(out))
 
 
 @app.verb(settings=DictionaryOptions)
@@ -130,7 +144,7 @@ def train(
             made.append(Dictionary(DictionaryConfig(width=values.shape[2], **shape), options.seed))
             on_step = lambda step, loss: bar.at(done + step, f"{name}: loss {loss:.4f}")  # noqa: B023, E731
             fits.append(fit(made[-1], values, config, options.seed, on_step))
-            found.append(_own(made[-1], fits[-1].l0, np.asarray(values[sample]), kept.tool[sample]))
+            found.append(_own(made[-1], fits[-1].l0, np.asarray(values[sample]), kept.tool[sample], kept.text[sample]))
     own, same = found[0], found[1] if options.control else None
     made[0].save(
         out, DictionaryAbout(**vars(kept.about), fit=config, seed=options.seed, quality=fits[0], own=own, base_against_base=same)
@@ -142,13 +156,13 @@ def train(
     return TrainedDictionary(**numbers, base_against_base=same, verdict=sentence, out=str(out))
 
 
-def _own(made: Dictionary, l0: Mapping[str, float], values: np.ndarray, tool: np.ndarray) -> OwnFeatures:
+def _own(made: Dictionary, l0: Mapping[str, float], values: np.ndarray, tool: np.ndarray, text: np.ndarray) -> OwnFeatures:
     """The features of the tuned model's block that are its own, and the highest d in the block."""
     from ramify.methods.crosscoder.algorithm import cohens_d, owned
     from ramify.methods.crosscoder.dictionary import encode_rows
 
     partition = "a" if made.own else "all"
-    found = owned(made, values, partition)
+    found = owned(made, values, partition, text=text)
     codes = encode_rows(made, values)[:, made.partition(partition)]
     both = min(tool.sum(), (~tool).sum()) > 1
     return OwnFeatures(
@@ -196,7 +210,7 @@ def _ranking(dictionary: Path, states: Path, partition: str, short: bool, top: i
     made, kept = Dictionary.load(dictionary)[0], States.load(states)
     signed = rank_features(made, *_codes(made, kept), partition, SHORTLISTED if short else 0.0)
     ranked = shortlist(signed) if short else signed
-    scaling = owned(made, np.asarray(kept.values), partition)
+    scaling = owned(made, np.asarray(kept.values), partition, text=kept.text)
     rows = tuple(ListedFeature(**vars(one), **vars(scaling[one.feature])) for one in ranked)
     own, tested = (
         tuple(i for i, one in scaling.items() if one.own),
