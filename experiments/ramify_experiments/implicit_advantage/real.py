@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ramify.base.seeds import generator
 from ramify.env.protocol import Task
 from ramify.methods.implicit_advantage.run import read_scores
@@ -60,7 +58,7 @@ def conversations(seed: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
 
 
 def ranked(model: str, seed: int) -> dict[str, Any]:
-    """How the grade and its rivals rank the improved model's own attempts at new sums, and the same of the base against itself."""
+    """How the grade and its rivals rank the improved model's own attempts at new sums; the same of the base against itself."""
     tuned = improved(model)
     with tempfile.TemporaryDirectory() as folder:
         run, pair = Path(folder) / "run", ("--policy", tuned, "--reference", model)

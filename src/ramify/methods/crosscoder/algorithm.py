@@ -76,7 +76,8 @@ def owned(
     """Which features of a partition are the tuned model's own by what both models' states [N, 2, D] hold,
     not by which block they are in.
 
-    ``text`` int [N]: which text a row is of, where several are of one. ``level`` bounds the chance that any is called so that is not. Raises UserError on an unknown partition.
+    ``text`` int [N]: which text a row is of, where several are of one. ``level`` bounds the chance that any is called so that is
+    not. Raises UserError on an unknown partition.
     """
     pool = dictionary.partition(partition)
     ratio, p = latent_scaling(dictionary, states, pool, text)

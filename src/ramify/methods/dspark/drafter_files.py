@@ -107,13 +107,14 @@ def for_target(
     mask_token: int | None = None,
     confidence: bool | None = None,
     anchors: int = 512,
+    drafted: Sequence[int] = (),
     seed: int = 0,
 ) -> Qwen3Drafter:
     """A new drafter for a target, attached to it.
 
     ``rank`` and ``confidence`` count for DSpark only, ``layers`` not for Eagle3 (one). ``mask_token`` (None: the last of the
-    vocabulary) must not occur in the training data. Raises UserError on a shape that cannot be,
-    NeedsError on a target that has no drafter.
+    vocabulary) must not occur in the training data. ``drafted``: the only tokens that it can draft, none: all. Raises UserError
+    on a shape that cannot be, NeedsError on a target that has no drafter.
     """
     make, target = registry.get("drafter", kind), target_of(module)
     spark = kind == "dspark"
@@ -133,9 +134,11 @@ def for_target(
         confidence=confident,
         confidence_markov=confident and rank > 0,
         anchors=anchors,
+        drafted=len(drafted),
         **target.shape,
     )
     drafter: Qwen3Drafter = make(config, seed)
+    drafter.tokens = torch.tensor(sorted(drafted), dtype=torch.long)
     drafter.to(target.head.device)
     drafter.attach(target.embedding, target.head)
     return drafter
@@ -153,6 +156,10 @@ def save_drafter(drafter: Qwen3Drafter, folder: Path | str) -> None:
     tensors = {_outside(name): value for name, value in drafter.state_dict().items()}
     tensors |= {"embed_tokens.weight": drafter.embedding, "lm_head.weight": drafter.head}
     weights = {name: value.detach().float().cpu().clone().contiguous() for name, value in tensors.items()}
+    if drafter.config.drafted:  # as EAGLE-3 has it: how far each drafted token's id is from its place, and which are drafted
+        tokens = drafter.tokens.cpu()
+        chosen = torch.zeros(drafter.config.vocab, dtype=torch.bool).index_fill_(0, tokens, True)
+        weights |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": chosen}
     write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
     write_whole(folder / "config.json", json.dumps(_to_record(drafter), indent=2) + "\n")
 
@@ -160,13 +167,15 @@ def save_drafter(drafter: Qwen3Drafter, folder: Path | str) -> None:
 def unserved(config: DrafterConfig) -> str:
     """Why no server loads such a drafter, as one sentence; "" where one does.
     ``docs/howto/speculation.md`` has the table of what loads where."""
-    if config.kind == "eagle3" or (config.kind == "dspark" and config.rank and config.head == "vanilla"):
+    if config.kind == "eagle3" or (config.kind == "dspark" and config.rank and config.head == "vanilla" and not config.drafted):
         return ""
     kind = (
         config.kind
         if config.kind == "dflash"
         else f"{config.kind} with {f'the head {config.head!r}' if config.rank else 'rank 0'}"
     )
+    if config.drafted and config.kind == "dspark" and config.rank and config.head == "vanilla":
+        kind = f"{config.kind} with a vocabulary of its own"
     return f"neither vLLM nor SGLang loads a drafter of kind {kind}: it serves `ramify serve --drafter` and transformers only"
 
 
@@ -201,7 +210,8 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Qwen3Drafter:
             )
     drafter: Qwen3Drafter = registry.get("drafter", config.kind)(config)
     weights = _read(folder / "model.safetensors")
-    for name in ("embed_tokens.weight", "lm_head.weight", "t2d", "d2t"):
+    offsets = weights.pop("d2t", None)
+    for name in ("embed_tokens.weight", "lm_head.weight", "t2d"):
         weights.pop(name, None)
     own = drafter.state_dict()
     for name in sorted({_outside(name) for name in own} | weights.keys()):
@@ -212,9 +222,21 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Qwen3Drafter:
             raise UserError(f"{folder}: tensor '{name}' is {tuple(weights[name].shape)}, expected {tuple(own[inside].shape)}")
     drafter.load_state_dict({_inside(name): value.float() for name, value in weights.items()})
     drafter.temperatures = _temperatures(record, config, folder / "config.json")
+    drafter.tokens = _drafted(offsets, config, folder)
     drafter.to(target.head.device)
     drafter.attach(target.embedding, target.head)
     return drafter
+
+
+def _drafted(offsets: Tensor | None, config: DrafterConfig, folder: Path) -> Tensor:
+    """The tokens that are drafted, int64 [drafted], from EAGLE-3's ``d2t``."""
+    if not config.drafted:
+        return torch.arange(0)
+    good = offsets is not None and offsets.shape == (config.drafted,) and not offsets.is_floating_point()
+    tokens = offsets.long() + torch.arange(config.drafted) if offsets is not None and good else torch.arange(0)
+    if not good or tokens[0] < 0 or tokens[-1] >= config.vocab or (tokens.diff() <= 0).any():
+        raise UserError(f"{folder}: 'd2t' does not name the {config.drafted} tokens that are drafted")
+    return tokens
 
 
 def _outside(name: str) -> str:
@@ -243,7 +265,9 @@ def _to_record(drafter: Qwen3Drafter) -> dict[str, Any]:
     }
     if c.kind == "eagle3":  # what vLLM reads: it counts layers by what enters them
         record["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in c.target_layers]
-        record["draft_vocab_size"] = c.vocab
+        record["draft_vocab_size"] = c.logits
+    elif c.drafted:
+        record["draft_vocab_size"] = c.drafted
     if c.rank:
         record["markov_head_type"] = c.head
     if c.confidence:
@@ -286,6 +310,7 @@ def _from_record(record: dict[str, Any], file: Path) -> DrafterConfig:
             rope_theta=float(rope.get("rope_theta", record.get("rope_theta", 10000.0))),
             norm_eps=float(record.get("rms_norm_eps", 1e-6)),
             anchors=int(record.get("num_anchors", 512)),
+            drafted=0 if record.get("draft_vocab_size") == record["vocab_size"] else int(record.get("draft_vocab_size") or 0),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)

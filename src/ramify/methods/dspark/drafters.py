@@ -22,6 +22,8 @@ from ramify.engine.drafters import Drafter
 from ramify.engine.tiny import TinyConfig, rotary_tables
 
 HEADS = ("vanilla", "gated", "rnn")
+NEVER = -1e4
+"""Logit of a token that is not drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class DrafterConfig:
     norm_eps: float = 1e-6
     anchors: int = 512
     """Blocks trained per sequence (recorded in the saved config)."""
+    drafted: int = 0
+    """Tokens that can be drafted, some of the target's (FR-Spec, arXiv 2502.14856); 0: all."""
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -70,6 +74,8 @@ class DrafterConfig:
         for name in ("block", "layers", "width", "vocab", "heads", "kv_heads", "head_size", "ffn"):
             if getattr(self, name) < 1:
                 return f"{name} is {getattr(self, name)}; it must be at least 1"
+        if not 0 <= self.drafted <= self.vocab:
+            return f"{self.drafted} tokens are drafted of {self.vocab}"
         if self.rank < 0:
             return f"rank is {self.rank}; it must be 0 (no sequential head) or more"
         if self.heads % self.kv_heads or self.head_size % 2:
@@ -94,6 +100,11 @@ class DrafterConfig:
         if self.kind == "eagle3" and (self.rank or self.confidence or self.layers != 1):
             return "eagle3 has one layer, no sequential and no confidence head"
         return ""
+
+    @property
+    def logits(self) -> int:
+        """Numbers that the drafter's output layer gives."""
+        return self.drafted or self.vocab
 
     @property
     def kv_size(self) -> int:
@@ -128,7 +139,9 @@ class Qwen3Drafter(Drafter):
     embedding: Tensor
     """[V, D], the target's."""
     head: Tensor
-    """[V, D], the target's."""
+    """[V, D], the target's, or its rows of the tokens that are drafted."""
+    tokens: Tensor
+    """int64 [drafted]: those tokens, rising; empty where all are."""
     temperatures: Tensor
     """float32 [block]: sequential temperature scaling of the confidence logits; 1 before calibration."""
 
@@ -136,7 +149,8 @@ class Qwen3Drafter(Drafter):
         super().__init__()
         self.config = config
         empty = torch.zeros((config.vocab, config.width))
-        for name, value in (("embedding", empty), ("head", empty), ("temperatures", torch.ones(config.block))):
+        ones, tokens = torch.ones(config.block), torch.arange(config.drafted)
+        for name, value in (("embedding", empty), ("head", empty), ("temperatures", ones), ("tokens", tokens)):
             self.register_buffer(name, value, persistent=False)
         cos, sin = rotary_tables(64, config.head_size, config.rope_theta)
         self._tables = torch.stack((cos, sin))
@@ -157,7 +171,23 @@ class Qwen3Drafter(Drafter):
                     f"{c.width}"
                 )
         self.embedding, self.head = embedding.detach(), head.detach()
+        if c.drafted:
+            self.head = self.head.index_select(0, self.tokens)
         self.eval()
+
+    def places(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the drafter's logits have each of ``tokens`` int64 [...], and whether they have it, bool [...]."""
+        if not self.config.drafted:
+            return tokens, torch.ones_like(tokens, dtype=torch.bool)
+        found = torch.searchsorted(self.tokens, tokens).clamp(max=self.config.drafted - 1)
+        return found, self.tokens[found] == tokens
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] of the whole vocabulary from those of the tokens that are drafted: the others are next to impossible,
+        and no less likely than one another where a grammar leaves nothing else."""
+        if not self.config.drafted:
+            return logits
+        return logits.new_full((*logits.shape[:-1], self.config.vocab), NEVER).index_copy_(-1, self.tokens, logits)
 
     @classmethod
     def load(cls, folder: Path, module: nn.Module) -> Drafter | None:

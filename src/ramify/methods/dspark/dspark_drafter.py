@@ -29,7 +29,7 @@ class MarkovHead(nn.Module):
         super().__init__()
         self.kind, self.rank = c.head, c.rank
         self.markov_w1 = nn.Embedding(c.vocab, c.rank)
-        self.markov_w2 = nn.Linear(c.rank, c.vocab, bias=False)
+        self.markov_w2 = nn.Linear(c.rank, c.logits, bias=False)
         if c.head == "gated":
             self.gate_proj = nn.Linear(c.width + c.rank, c.rank)
         elif c.head == "rnn":
@@ -82,7 +82,7 @@ class _Ready(NamedTuple):
     """[L, G, E]."""
     norm: Tensor
     into: Tensor | None
-    """W1 [V, r] and W2 [r, V] of the sequential head."""
+    """W1 [V, r] and W2 [r, tokens drafted] of the sequential head."""
     out: Tensor | None
     reads: Tensor | None
     """What the confidence reads of the hidden state, [D]."""
@@ -178,7 +178,7 @@ class DSpark(Qwen3Drafter):
             if head is not None and made.into is not None and made.out is not None:
                 latent, state = head.step(made.into.index_select(0, chain[-1]), states[k], state)
                 at = torch.addmm(at, latent, made.out)
-            chain.append(pick(k, at))
+            chain.append(pick(k, self.spread(at)))
         tokens = torch.stack(chain, 1)
         if made.reads is None or made.belief is None:
             scores = torch.full((R, depth), float("nan"), device=anchors.device)
@@ -202,8 +202,8 @@ class DSpark(Qwen3Drafter):
         """Teacher-forced blocks at ``anchors`` int64 [B, A] of ``tokens`` int64 [B,
         T] with ``features`` [B, T, m*D], in one pass.
 
-        Logits [B, A, K, V] and confidence logits [B, A, K]. A block sees the features before its anchor and itself; slots whose
-        previous token lies past the end of the row repeat its last token, and are for the caller to leave out.
+        Logits [B, A, K, V] (V: the tokens that are drafted) and confidence logits [B, A, K]. A block sees the features before its
+        anchor and itself; slots whose previous token lies past the end of the row repeat its last token, and are for the caller to leave out.
         """
         hidden = self.hidden(tokens, features, anchors)
         logits = F.linear(hidden, self.head)

@@ -107,7 +107,7 @@ class Eagle3(Qwen3Drafter):
         for k in range(depth):
             batch = block_batch(cache, c, slots, token, positions - 1 + k, 1)
             stack.run(batch, buffers, first, read=self._input(batch.tokens, buffers.x))
-            token = pick(k, F.linear(stack.rms(buffers, last).narrow(0, 0, R), self.head))
+            token = pick(k, self.spread(F.linear(stack.rms(buffers, last).narrow(0, 0, R), self.head)))
             sampled.append(token)
         scores = torch.full((R, depth), float("nan"), device=anchors.device)
         return Drafts(torch.stack(sampled, 1), scores, scores)

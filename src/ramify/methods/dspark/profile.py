@@ -22,7 +22,7 @@ from ramify.engine.schedules import GreedySchedule, Stale
 from ramify.engine.sequence import Sequence
 from ramify.engine.speculate import Round, Speculator
 from ramify.engine.tiny import weights_hash
-from ramify.methods.dspark.record import LoadOutlook
+from ramify.methods.dspark.record import SHARES, LoadNeed, LoadOutlook
 from ramify.model.protocol import Prefix, Sampling
 
 PLAIN = (0, 0)
@@ -52,6 +52,46 @@ def break_even(
         low, high = (float(bound) for bound in np.quantile(gains, (0.025, 0.975))) if gains else (gain, gain)
         rows.append(LoadOutlook(requests, plain, gain * plain, gain, depth, verified, (low, high)))
     return rows
+
+
+def needed(profile: Profile, again: GenericSequence[Profile] = ()) -> list[LoadNeed]:
+    """By load, what share of drafts must be accepted for drafting to pay: before there is a drafter, by the costs of one.
+
+    The same share at every position; the draft's length is the best for it. ``again``: profiles of cycles drawn again, for the
+    interval.
+    """
+    rows = []
+    for requests in profile.requests:
+        shares = [_least(one, requests) for one in (profile, *again)]
+        low, high = np.quantile([1.0 if share is None else share for share in shares[1:] or shares], (0.025, 0.975))
+        cannot = sum(share is None for share in shares[1:] or shares)
+        gains = tuple(_gain(profile, requests, share) for share in SHARES)
+        plain = requests / float(profile.cycle(requests, np.array([float(requests)]), 0)[0])
+        pays = None if 0 < cannot < len(shares[1:]) else not cannot
+        rows.append(LoadNeed(requests, plain, shares[0], (float(low), float(high)), gains, pays))
+    return rows
+
+
+def _gain(profile: Profile, requests: int, share: float) -> float:
+    """Tokens a second over those without drafts where ``share`` of drafts are accepted, of the best number of drafts."""
+    plain = float(profile.cycle(requests, np.array([float(requests)]), 0)[0])
+    gains = []
+    for depth in range(1, profile.block + 1):
+        tokens = sum(share**k for k in range(depth + 1))
+        cost = float(profile.cycle(requests, np.array([requests * (depth + 1.0)]), depth)[0])
+        gains.append(tokens * plain / cost)
+    return max(gains)
+
+
+def _least(profile: Profile, requests: int) -> float | None:
+    """The least share of accepted drafts at which drafting is no slower; None where it is slower if all are."""
+    if _gain(profile, requests, 1.0) < 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _gain(profile, requests, middle) >= 1 else (middle, high)
+    return high
 
 
 class _Level:

@@ -121,6 +121,64 @@ class LoadOutlook:
         return self.verified > 0 and self.interval[0] > 1
 
 
+SHARES = (0.4, 0.6, 0.8, 1.0)
+"""Shares of accepted drafts for which a gain is told before there is a drafter."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadNeed:
+    """What drafting needs at one load to pay, by what cycles cost."""
+
+    requests: int
+    plain: float
+    """Tokens a second of all of them together, without drafts."""
+    acceptance: float | None
+    """Least share of drafts that must be accepted, the same at every position; None: it is slower even if all are."""
+    interval: Interval
+    """Of that share, 95 %: of cycles drawn again; 1 stands for more than all."""
+    gains: tuple[float, ...]
+    """Over no drafting, by the best number of drafts, where each of :data:`SHARES` is accepted."""
+    possible: bool | None
+    """Whether it can pay at all; None where the times leave that open."""
+
+
+@dataclass(frozen=True)
+class DraftingNeeds(Result):
+    """Whether drafting can pay on this machine, and with what acceptance: told before a drafter is trained."""
+
+    loads: tuple[LoadNeed, ...]
+    block: int
+    weights: int
+    """That would be trained."""
+
+    @property
+    def verdict(self) -> str:
+        """Where it can pay, and with what."""
+        can = [f"{row.requests} (from {row.acceptance:.0%} accepted on)" for row in self.loads if row.possible and row.acceptance]
+        said = [f"drafting can pay at {', '.join(can)} requests at once"] if can else []
+        never = [str(row.requests) for row in self.loads if row.possible is False]
+        said += [f"it cannot at {', '.join(never)}, whatever is accepted"] if never else []
+        open_ = [str(row.requests) for row in self.loads if row.possible is None]
+        said += [f"at {', '.join(open_)} the times leave it open"] if open_ else []
+        return "; ".join(said)
+
+    def sections(self) -> Iterable[Section]:
+        """The table, and where it can pay."""
+        rows = [
+            (
+                row.requests,
+                row.plain,
+                "more than all" if row.acceptance is None else row.acceptance,
+                interval(row.interval),
+                *row.gains,
+            )
+            for row in self.loads
+        ]
+        head = ("requests", "plain, tokens/s", "accepted, at least", "95 %", *(f"gain at {share:.0%}" for share in SHARES))
+        note = f"by drafts of up to {self.block} tokens of an untrained drafter of {self.weights:,} weights: what they cost"
+        yield Section.of("", table(head, rows, self.verdict), note)
+
+
 @dataclass(frozen=True)
 class BreakEven(Result):
     """At which loads drafting promises to pay."""

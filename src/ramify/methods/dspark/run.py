@@ -25,7 +25,7 @@ from ramify.methods.dspark.record import CalibratedDrafter, LosslessReport, Trai
 from ramify.methods.dspark.recorder import record
 from ramify.methods.dspark.rounds import accepted_length, conditional_acceptance
 from ramify.methods.dspark.settings import TrainOptions
-from ramify.methods.dspark.training import kept_text, train_drafter, unused_token
+from ramify.methods.dspark.training import kept_text, most_frequent, train_drafter, unused_token
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Grammar, Sampling
 from ramify.render.result import Cell
@@ -84,8 +84,8 @@ def cost_estimate(target: Target, options: TrainOptions) -> dict[str, Cell]:
     }
 
 
-def make(target: Target, options: TrainOptions, mask_token: int) -> Qwen3Drafter:
-    """A new drafter as the options describe it."""
+def make(target: Target, options: TrainOptions, mask_token: int, drafted: Sequence[int] | None = None) -> Qwen3Drafter:
+    """A new drafter as the options describe it. ``drafted``: the tokens it can draft; None takes the first ones, for costs."""
     return for_target(
         target.model.module,
         options.kind,
@@ -95,6 +95,7 @@ def make(target: Target, options: TrainOptions, mask_token: int) -> Qwen3Drafter
         head=options.head,
         mask_token=mask_token,
         anchors=options.anchors,
+        drafted=range(min(options.vocabulary, target.model.forward.vocab)) if drafted is None else drafted,
         seed=options.seed,
     )
 
@@ -122,7 +123,7 @@ def train(
     """
     if mask is None:
         mask = unused_token(rows, target.model.forward.vocab)
-    drafter = make(target, options, mask)
+    drafter = make(target, options, mask, most_frequent(rows, options.vocabulary, target.model.forward.vocab))
     records = train_drafter(drafter, target.model, rows, options.training(), out, progress)
     save_drafter(drafter, out)
     caveats = tuple(filter(None, [unserved(drafter.config)]))

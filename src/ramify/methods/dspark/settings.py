@@ -40,6 +40,9 @@ class TrainOptions(DrafterTraining):
     """rank of dspark's sequential head; the paper's is 256 for a vocabulary of 150,000"""
     head: Literal["vanilla", "gated", "rnn"] = "vanilla"
     """kind of the sequential head"""
+    vocabulary: int = Field(0, ge=0)
+    """tokens that are drafted: so many of the most frequent ones of what the target writes; 0: all. A head of 49,152 tokens costs
+    more than the draft layers"""
     sequences: int = Field(1200, ge=2)
     """replies of the target to learn from; prompts of a file are used in turns"""
     length: int = Field(96, ge=4)

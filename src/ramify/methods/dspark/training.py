@@ -121,6 +121,15 @@ def unused_token(rows: Sequence[Row], vocab: int) -> int:
     raise UserError(f"all {vocab} tokens occur in the data, so none can be the mask token")
 
 
+def most_frequent(rows: Sequence[Row], count: int, vocab: int) -> list[int]:
+    """The ``count`` tokens that the target writes most in ``rows``; of equals, and past those that it wrote, the lowest ids. None
+    where these are all of ``vocab`` or ``count`` is 0: then every token is drafted."""
+    if not 0 < count < vocab:
+        return []
+    written = np.bincount(np.concatenate([row.tokens[row.mask] for row in rows]), minlength=vocab)
+    return np.argsort(-written, kind="stable")[:count].tolist()
+
+
 def train_drafter(
     drafter: Qwen3Drafter,
     target: LocalModel,
@@ -144,7 +153,7 @@ def train_drafter(
     trainer = Trainer(drafter, settings, config.seed)
     what = _hash(drafter, target, rows, config)
     records = _resume(trainer, out, what) if out is not None else []
-    features = _Features(target, c.target_layers, rows)
+    features = _Features(target, c.target_layers, rows, drafter.tokens)
     every = max(1, config.steps // 50)
     progress.begin(config.steps, trainer.steps, "train", "steps")
     last = config.steps if stop_at is None else min(stop_at, config.steps)
@@ -219,8 +228,9 @@ def block_loss(
 ) -> tuple[Tensor, Losses]:
     """The three losses of spec 3.5 over all supervised slots, each a weighted mean; DFlash has the cross-entropy alone.
 
-    ``tokens`` int64 and ``mask`` bool [B, T], ``features`` [B, T, m*D], ``law`` [B, T, V] the target's probabilities of the token
-    after each, ``anchors`` and ``keep`` [B, A]. A slot counts while it and those before it in its block lie in the mask.
+    ``tokens`` int64 and ``mask`` bool [B, T], ``features`` [B, T, m*D], ``distribution`` [B, T, V] the target's probabilities of
+    the token after each (V: the tokens that are drafted), ``anchors`` and ``keep`` [B, A]. A slot counts while it and those
+    before it in its block lie in the mask.
     """
     T, K = tokens.shape[1], drafter.config.block
     logits, scores = drafter(tokens, features, anchors)
@@ -231,8 +241,10 @@ def block_loss(
     weights = counted * torch.exp(-torch.arange(K, device=tokens.device) / SLOT_DECAY)
     total = weights.sum().clamp(min=1e-6)
     log_q = logits.log_softmax(-1)
-    entropy = -(log_q.gather(-1, tokens[rows, inside][..., None])[..., 0] * weights).sum() / total
-    apart = (log_q.exp() - distribution[rows, inside - 1]).abs().sum(-1)
+    label, known = drafter.places(tokens[rows, inside])
+    entropy = -(log_q.gather(-1, label[..., None])[..., 0] * weights * known).sum() / total
+    wanted = distribution[rows, inside - 1]
+    apart = (log_q.exp() - wanted).abs().sum(-1) + (1 - wanted.sum(-1) if drafter.config.drafted else 0.0)
     accepted = (1 - 0.5 * apart.detach()).clamp(0, 1)
     loss = entropy
     if drafter.config.kind != "dflash":
@@ -277,14 +289,15 @@ class _Features:
     """The target's features and distributions of rows, computed row by row (so that no bit depends on a batch) and kept as
     float16."""
 
-    def __init__(self, target: LocalModel, layers: Sequence[int], rows: Sequence[Row]) -> None:
+    def __init__(self, target: LocalModel, layers: Sequence[int], rows: Sequence[Row], drafted: Tensor) -> None:
+        self.drafted = drafted
         self.forward, self.layers, self.rows = target.forward, [layer + 1 for layer in layers], rows
         self._kept: dict[int, Tensor] = {}
         self._bytes = 0
 
     def batch(self, picks: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """tokens int64 [B, T], mask bool [B, T], features [B, T, m*D] and distributions [B, T, V];
-        rows padded on the right with zeros."""
+        """tokens int64 [B, T], mask bool [B, T], features [B, T, m*D] and distributions [B, T, V] (V: the tokens that are
+        drafted); rows padded on the right with zeros."""
         states = [self._states(i) for i in picks]
         T, B, device = max(len(one) for one in states), len(states), self.forward.device
         tokens = torch.zeros((B, T), dtype=torch.long)
@@ -296,7 +309,11 @@ class _Features:
             mask[b, : len(one)] = torch.from_numpy(self.rows[i].mask)
         features, last = padded.split((padded.shape[2] - self.forward.width, self.forward.width), 2)
         with torch.no_grad():
-            distribution = self.forward.logits(last).float().softmax(-1)
+            if len(self.drafted):  # row by row: whole distributions of a batch over a large vocabulary are what memory goes to
+                parts = [self.forward.logits(row).float().softmax(-1).index_select(-1, self.drafted) for row in last]
+                distribution = torch.stack(parts)
+            else:
+                distribution = self.forward.logits(last).float().softmax(-1)
         return tokens.to(device), mask.to(device), features, distribution
 
     def _states(self, i: int) -> Tensor:

@@ -9,7 +9,14 @@ from ramify.base.errors import UserError
 from ramify.base.files import read_record
 from ramify.base.progress import Progress
 from ramify.kit import DryRun, Seed, Verbs, argument, option
-from ramify.methods.dspark.record import BreakEven, CalibratedDrafter, LosslessReport, SpeedComparison, TrainedDrafter
+from ramify.methods.dspark.record import (
+    BreakEven,
+    CalibratedDrafter,
+    DraftingNeeds,
+    LosslessReport,
+    SpeedComparison,
+    TrainedDrafter,
+)
 from ramify.methods.dspark.settings import TrainOptions
 from ramify.model.grammar import json_schema
 from ramify.model.protocol import Sampling
@@ -21,6 +28,8 @@ if TYPE_CHECKING:
     from ramify.methods.dspark.run import Target
 
 UNCHANGED = "the drafter is as it was"
+LAYERS, BLOCK = (int(TrainOptions.model_fields[name].default) for name in ("layers", "block"))
+"""Of a drafter, unless others are asked for."""
 app = Verbs(
     "dspark",
     help="Train a drafter for your model, calibrate it, see at which load it pays, and check that nothing changes but the speed.",
@@ -95,26 +104,41 @@ def calibrate(
 @app.verb()
 def profile(
     target: TargetName,
-    drafter: DrafterFolder,
+    drafter: Annotated[
+        Path | None, argument(metavar="DRAFTER", help="A folder that `ramify dspark train` wrote; none: before one is trained.")
+    ] = None,
     prompts: Prompts = None,
     raw: Raw = False,
     loads: Annotated[str, option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
     repeats: Annotated[int, option(min=3, help="Cycles timed for each load and number of drafts.")] = 24,
     temperature: Temperature = 1.0,
+    layers: Annotated[int, option(min=1, max=64, help="Without a drafter: draft layers of the one to be trained.")] = LAYERS,
+    block: Annotated[int, option(min=1, max=256, help="Without a drafter: most tokens of a draft.")] = BLOCK,
+    vocabulary: Annotated[int, option(min=0, help="Without a drafter: tokens that it could draft; 0: all.")] = 0,
     seed: Seed = 0,
-) -> BreakEven:
-    """Time whole cycles on this machine, save them with the drafter, and say at which load drafting pays."""
+) -> BreakEven | DraftingNeeds:
+    """Time whole cycles on this machine, save them with the drafter, and say at which load drafting pays. Without a drafter:
+    whether it can pay at all, and what share of drafts must be accepted, by the times of an untrained one."""
     from ramify.methods.dspark.drafter_files import load_drafter
-    from ramify.methods.dspark.profile import break_even, measure
-    from ramify.methods.dspark.run import Target
+    from ramify.methods.dspark.profile import break_even, measure, needed
+    from ramify.methods.dspark.run import Target, make
 
+    if drafter is not None and (layers, block, vocabulary) != (LAYERS, BLOCK, 0):
+        raise UserError("--layers, --block and --vocabulary describe a drafter that is not there yet: leave them or DRAFTER out")
     opened = Target.open(target)
     at = _loads(loads)
     given = opened.prompts(prompts, 4 * max(at), raw, seed, "calibrate")
-    settings, loaded = Sampling(temperature=temperature, max_tokens=64), load_drafter(drafter, opened.model.module)
-    with progress("profile", kept=UNCHANGED) as bar:
-        cycles = measure(opened.model, loaded, given, at, repeats, settings, seed, bar)
+    settings = Sampling(temperature=temperature, max_tokens=64)
+    if drafter is None:
+        used = make(opened, TrainOptions(layers=layers, block=block, vocabulary=vocabulary), mask_token=0)
+    else:
+        used = load_drafter(drafter, opened.model.module)
+    with progress("profile", kept=UNCHANGED if drafter else "nothing was written") as bar:
+        cycles = measure(opened.model, used, given, at, repeats, settings, seed, bar)
     costs = cycles.profile()
+    if drafter is None:
+        weights = sum(weight.numel() for weight in used.parameters() if weight.requires_grad)
+        return DraftingNeeds(tuple(needed(costs, cycles.again())), block, weights)
     costs.save(drafter)
     return BreakEven(tuple(break_even(costs, again=cycles.again())), str(drafter))
 
