@@ -16,6 +16,7 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows, latent_scaling
 from ramify.methods.crosscoder.record import Confirmed, Owned, RankedFeature, Steering, SteeringOutcome
+from ramify.methods.crosscoder.settings import MOSTLY, OWN
 from ramify.methods.crosscoder.steer import StateChange, along, change_of, random_change, random_like, reachless, reconstruct
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
@@ -80,13 +81,14 @@ def owned(
     not. Raises UserError on an unknown partition.
     """
     pool = dictionary.partition(partition)
-    ratio, p = latent_scaling(dictionary, states, pool, text)
-    fires = np.isfinite(ratio)  # a feature that never fires is not tested
-    corrected = np.ones(len(pool))
-    corrected[fires] = holm(p[fires].tolist())
+    corrected = np.ones((2, len(pool)))
+    for row, share in zip(corrected, (OWN, MOSTLY), strict=True):
+        ratio, p = latent_scaling(dictionary, states, pool, text, share)
+        fires = np.isfinite(ratio)  # a feature that never fires is not tested
+        row[fires] = holm(p[fires].tolist())
     return {
-        int(i): Owned(float(r) if np.isfinite(r) else None, float(q), bool(q <= level))
-        for i, r, q in zip(pool, ratio, corrected, strict=True)
+        int(i): Owned(float(r) if np.isfinite(r) else None, float(own), bool(own <= level), mostly=bool(most <= level))
+        for i, r, own, most in zip(pool, ratio, *corrected, strict=True)
     }
 
 

@@ -300,6 +300,9 @@ def _step(d: Dictionary, x: Tensor, silent: Tensor, optimizer: torch.optim.Optim
     values, where = _top(before, d.config)
     error = x.flatten(1) - _mix(d, values, where, len(x))
     loss = error.square().mean() + _l1(d, values, where, len(x), c)
+    if c.difference and d.config.models == 2:
+        apart = error.view(x.shape)
+        loss = loss + c.difference * (apart[:, 0] - apart[:, 1]).square().mean()
     fired = torch.zeros_like(silent).index_fill_(0, (where % d.config.features)[values > 0], 1)
     silent.add_(len(x)).mul_(1 - fired)
     if c.auxk and (gone := (silent >= c.dead_after).nonzero()[:, 0]).numel():
@@ -392,7 +395,11 @@ def quality(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> Quality
 
 
 def latent_scaling(
-    dictionary: Dictionary, x: np.ndarray, features: Sequence[int] | np.ndarray, text: np.ndarray | None = None
+    dictionary: Dictionary,
+    x: np.ndarray,
+    features: Sequence[int] | np.ndarray,
+    text: np.ndarray | None = None,
+    share: float = OWN,
 ) -> tuple[np.ndarray, np.ndarray]:
     """How much of each of model 0's ``features`` is in model 1 after all,
     and whether it is next to nothing; each (n,), x is [N, 2, D].
@@ -404,7 +411,7 @@ def latent_scaling(
     models the ratio is 1, whatever the dictionary is. (After latent scaling, arXiv 2504.02922,
     which regresses on what the decoded features leave.)
 
-    The second is the p-value of "at least :data:`OWN` of it is in model 1", one-sided, with White's errors; 1 where the states
+    The second is the p-value of "at least a ``share`` of it is in model 1", one-sided, with White's errors; 1 where the states
     have no more rows than features that fire. ``text`` int [N]: rows of one text err together (Liang and Zeger's errors).
     """
     chosen = np.asarray(features, dtype=np.int64).reshape(-1)
@@ -437,8 +444,8 @@ def latent_scaling(
         variance[model] = (errs**2).sum(axis=0) * len(x) / max(spare, 1)
     ratio[at] = found[1] / np.where(found[0] == 0, np.nan, found[0])
     if spare > 0:
-        error = np.sqrt(np.maximum(variance[1] + OWN**2 * variance[0], 1e-300))
-        apart = (OWN * found[0] - np.abs(found[1])) / error
+        error = np.sqrt(np.maximum(variance[1] + share**2 * variance[0], 1e-300))
+        apart = (share * found[0] - np.abs(found[1])) / error
         texts = len(x) if text is None else len(np.unique(text))
         p[at] = np.where(found[0] > 0, student.sf(apart, max(1, texts - 1)), 1.0)
     return ratio, p

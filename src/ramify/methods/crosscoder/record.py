@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ramify.methods.crosscoder.settings import FitConfig
@@ -69,6 +69,8 @@ class OwnFeatures:
     """Features of the block that fire."""
     highest_d: float | None
     """The highest d in the block, which needs no difference of the models."""
+    mostly: tuple[int, ...] = field(default=(), kw_only=True)
+    """Features of which most is the tuned model's own; those that are its own wholly are among them."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class Owned:
     """Of "a tenth of it or more is in the base", Holm's over the partition."""
     own: bool
     """That is refuted: p is at most the level."""
+    mostly: bool = field(default=False, kw_only=True)
+    """Refuted alike is "half of it or more is in the base"."""
 
 
 @dataclass(frozen=True)

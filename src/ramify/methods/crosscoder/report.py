@@ -18,7 +18,7 @@ from ramify.methods.crosscoder.record import (
     Quality,
     SteeringOutcome,
 )
-from ramify.methods.crosscoder.settings import OWN, SteerOptions
+from ramify.methods.crosscoder.settings import MOSTLY, OWN, SteerOptions
 from ramify.render.numbers import number, p_value, percent, points, points_interval
 from ramify.render.result import CALL, Cell, CurveLine, Curves, Grid, Result, Section, numbers, table
 from ramify.trace.connect import holds_run
@@ -56,6 +56,8 @@ class TrainedDictionary(OwnFeatures, Quality, Result):
     """A dictionary that was trained, and what is the tuned model's own in it."""
 
     dead: float
+    difference: float
+    """Variance of the models' difference over that of the tuned model's states."""
     base_against_base: OwnFeatures | None
     """The same of the base against itself; None without the control."""
     verdict: str
@@ -69,12 +71,14 @@ class TrainedDictionary(OwnFeatures, Quality, Result):
             "active features a row (l0)": _named(self.l0),
             "dead": percent(self.dead),
             "never": percent(self.never),
+            "difference": percent(self.difference),
             "own": _listed(self.own),
+            "mostly own": _listed(self.mostly),
             "tested": self.tested,
             "highest_d": self.highest_d,
         }
         if self.base_against_base is not None:
-            same = {"l0": _named(self.base_against_base.l0), "own": _listed(self.base_against_base.own)}
+            same = {"l0": _named(self.base_against_base.l0), "mostly own": _listed(self.base_against_base.mostly)}
             same |= {"highest_d": number(self.base_against_base.highest_d)}
             shown |= {f"base against base: {name}": value for name, value in same.items()}
         yield Section.of("", self.verdict, numbers(shown | {"out": self.out}))
@@ -94,6 +98,8 @@ class FeatureRanking(Result):
 
     tool_signed: int
     own: tuple[int, ...]
+    mostly: tuple[int, ...]
+    """Features of which most is the tuned model's own."""
     verdict: str
     features: tuple[ListedFeature, ...]
     top: int = field(default=SHOWN, metadata={"json": False})
@@ -234,13 +240,28 @@ def read_study(folder: Path) -> SteeringStudy:
 # -- verdicts ------------------------------------------------------------------------------------------------------------------
 
 
-def own_verdict(own: Sequence[int], tested: int) -> str:
-    """Which features of ``tested`` are the tuned model's own, in a sentence."""
-    rule = f"less than {OWN:g} of it in the base, p <= 0.05 over the {tested} that fire"
-    if not own:
-        return f"Nothing stands out: no feature is the tuned model's own ({rule})."
-    named = ", ".join(map(str, own[:20])) + (" and more" if len(own) > 20 else "")
-    return f"{len(own)} feature{'s are' if len(own) > 1 else ' is'} the tuned model's own ({rule}): {named}."
+def own_verdict(own: Sequence[int], mostly: Sequence[int], tested: int) -> str:
+    """Which features of ``tested`` are the tuned model's own, or mostly so, in a sentence."""
+    if not mostly and not own:
+        rule = f"less than {MOSTLY:g} of it in the base, p <= 0.05 over the {tested} that fire"
+        return f"Nothing stands out: no feature is the tuned model's own, or mostly so ({rule})."
+    parts = []
+    for some, bound, what in ((own, OWN, "the tuned model's own"), (mostly, MOSTLY, "mostly the tuned model's own")):
+        rule = f"less than {bound:g} of it in the base, p <= 0.05 over the {tested} that fire"
+        named = ", ".join(map(str, some[:20])) + (" and more" if len(some) > 20 else "")
+        parts += [f"{len(some)} feature{'s are' if len(some) > 1 else ' is'} {what} ({rule}): {named}."] if some else []
+    return " ".join(parts)
+
+
+def small_difference(apart: float, fve: Sequence[float]) -> tuple[str, ...]:
+    """What is to be said where nothing was found and the models' difference is less than the dictionary leaves unexplained."""
+    lost = 1 - min(fve)
+    if not 0 < apart < lost:
+        return ()
+    return (
+        f"the models' difference is {apart:.1%} of the states' variance, and the dictionary leaves {lost:.1%} unexplained, so it "
+        "need not hold what training changed: --difference 10 gives the difference more weight, as do more states and features",
+    )
 
 
 def verdict(confirmed: Sequence[SteeringOutcome]) -> str:

@@ -14,6 +14,8 @@ PARTITIONS = ("a", "b", "shared", "all")
 Normalise = Literal["joint", "channel", "none"]
 OWN = 0.1
 """A feature of model 0 alone has less than this share of its latent scaling in model 1."""
+MOSTLY = 0.5
+"""A feature that is mostly model 0's has less than this share of it there (the bound of arXiv 2504.02922)."""
 
 
 class DictionaryConfig(Config):
@@ -61,6 +63,9 @@ class FitConfig(Config):
     or sum weighted by decoder norms (Lindsey et al. 2024)."""
     l1_exclusive_covers_shared: bool = False
     """The exclusive term also covers shared features, as in the paper's code, which so presses on them up to twice."""
+    difference: float = Field(0.0, ge=0)
+    """Weight of the squared error of the models' difference, beside that of each model's state. A light training moves states by
+    less than a dictionary leaves unexplained, and then no feature is spent on what it changed; 10 is a first choice there."""
     auxk: float = Field(0.0, ge=0)
     """Weight of what dead features could still explain (Gao et al. 2024): revives them; 1/32 is usual."""
     dead_after: int = Field(25_000, ge=1)

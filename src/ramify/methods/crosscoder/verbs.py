@@ -31,6 +31,7 @@ from ramify.methods.crosscoder.report import (
     own_verdict,
     read_study,
     sets_verdict,
+    small_difference,
     verdict,
 )
 from ramify.methods.crosscoder.settings import (
@@ -149,11 +150,20 @@ def train(
     made[0].save(
         out, DictionaryAbout(**vars(kept.about), fit=config, seed=options.seed, quality=fits[0], own=own, base_against_base=same)
     )
-    sentence = own_verdict(own.own, own.tested)
+    sentence = own_verdict(own.own, own.mostly, own.tested)
     if same is not None:
-        sentence += f" Of the base against itself: {len(same.own)}."
+        sentence += f" Of the base against itself: {len(same.mostly)}."
     numbers = {name: value for name, value in vars(fits[0]).items() if name != "loss"} | vars(own)
-    return TrainedDictionary(**numbers, base_against_base=same, verdict=sentence, out=str(out))
+    apart = _apart(np.asarray(kept.values[sample]))
+    told = () if config.difference or own.mostly else small_difference(apart, fits[0].fve)
+    return TrainedDictionary(**numbers, difference=apart, base_against_base=same, verdict=sentence, out=str(out), caveats=told)
+
+
+def _apart(values: np.ndarray) -> float:
+    """The variance of the models' difference over that of the tuned model's states, of states [N, 2, D]."""
+    states = values.astype(np.float64)
+    spread = [(part - part.mean(axis=0)).__pow__(2).sum() for part in (states[:, 0] - states[:, 1], states[:, 0])]
+    return float(spread[0] / max(spread[1], 1e-12))
 
 
 def _own(made: Dictionary, l0: Mapping[str, float], values: np.ndarray, tool: np.ndarray, text: np.ndarray) -> OwnFeatures:
@@ -168,6 +178,7 @@ def _own(made: Dictionary, l0: Mapping[str, float], values: np.ndarray, tool: np
     return OwnFeatures(
         l0=l0,
         own=tuple(i for i, one in found.items() if one.own),
+        mostly=tuple(i for i, one in found.items() if one.mostly),
         tested=sum(one.latent_scaling is not None for one in found.values()),
         highest_d=float(cohens_d(codes[tool], codes[~tool]).max()) if both else None,
     )
@@ -212,17 +223,15 @@ def _ranking(dictionary: Path, states: Path, partition: str, short: bool, top: i
     ranked = shortlist(signed) if short else signed
     scaling = owned(made, np.asarray(kept.values), partition, text=kept.text)
     rows = tuple(ListedFeature(**vars(one), **vars(scaling[one.feature])) for one in ranked)
-    own, tested = (
-        tuple(i for i, one in scaling.items() if one.own),
-        sum(one.latent_scaling is not None for one in scaling.values()),
-    )
+    own, mostly = (tuple(i for i, one in scaling.items() if getattr(one, name)) for name in ("own", "mostly"))
+    tested = sum(one.latent_scaling is not None for one in scaling.values())
     if out is not None:
         text = StringIO(newline="")
         writer = csv.DictWriter(text, [field.name for field in fields(ListedFeature)])
         writer.writeheader()
         writer.writerows(map(asdict, rows))
         write_whole(out, text.getvalue())
-    return FeatureRanking(len(signed), own, own_verdict(own, tested), rows, top)
+    return FeatureRanking(len(signed), own, mostly, own_verdict(own, mostly, tested), rows, top)
 
 
 def _codes(made: Dictionary, kept: States) -> tuple[np.ndarray, np.ndarray]:
