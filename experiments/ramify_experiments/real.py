@@ -51,12 +51,14 @@ def two_digits(n: int) -> list[tuple[int, int]]:
     return [(10 + int(pair) // 90, 10 + int(pair) % 90) for pair in order]
 
 
+def asked_sum(a: int, b: int) -> str:
+    """The question of :data:`sums` about one pair of numbers."""
+    return f"Compute {a} + {b}. Answer with the number only."
+
+
 SUMS = "python:ramify_experiments.real:sums"
 """The environment of :data:`sums`, as a verb takes it."""
-sums = graded_environment(
-    Task(f"sum-{a}-{b}", {"prompt": f"Compute {a} + {b}. Answer with the number only.", "want": a + b})
-    for a, b in two_digits(1200)
-)
+sums = graded_environment(Task(f"sum-{a}-{b}", {"prompt": asked_sum(a, b), "want": a + b}) for a, b in two_digits(1200))
 
 
 def pretrained_name(model: str) -> str:

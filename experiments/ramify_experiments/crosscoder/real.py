@@ -22,7 +22,7 @@ from ramify.score.steps import write_rows
 from ramify.stats.checks import Check
 from ramify.stats.ranking import auroc
 from ramify_experiments.lab import Checks, ResultCache
-from ramify_experiments.real import improved, pretrained_name, styled, sums
+from ramify_experiments.real import asked_sum, improved, pretrained_name, styled, two_digits
 from ramify_experiments.real_texts import QUESTIONS
 from ramify_experiments.verbs import call_verb
 
@@ -41,7 +41,7 @@ def compared(model: str, tuned: str, control: bool, seed: int) -> dict[str, Any]
     style = tuned == "styled"
     questions: list[dict[str, Any]] = [{"id": str(i), "prompt": text} for i, text in enumerate(QUESTIONS[:ASKED])]
     texts = [{"id": f"text-{i}", "prompt": text} for i, text in enumerate(TEXTS)]
-    asked = [{"id": task.id, "prompt": task.data["prompt"]} for task in sums.tasks[-ASKED:]]
+    asked = [{"id": f"{a} + {b}", "prompt": asked_sum(a, b)} for a, b in two_digits(ASKED)]
     corpora = (questions, texts) if style else (asked, questions)
     name = styled(model) if style else improved(model)
     with tempfile.TemporaryDirectory() as folder:
@@ -73,8 +73,8 @@ def _middle(model: str) -> int:
 
 
 def _marks(made: Dictionary, states: States, found: Sequence[int]) -> dict[str, Any]:
-    """How well the found feature that is best at it tells the corpora apart, as an AUROC, and how well the first principal component
-    of the models' difference does; with it how much of that is in the base, as a feature's latent scaling is measured."""
+    """How well the found feature that is best at it tells the corpora apart, as an AUROC, and how well the first principal
+    component of the models' difference does; with it how much of that is in the base, measured as of a feature."""
     values = np.asarray(states.values, np.float64)
     codes = encode_rows(made, np.asarray(states.values))
     areas = [auroc(codes[:, i], states.tool) or 0.5 for i in found]

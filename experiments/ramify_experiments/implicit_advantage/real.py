@@ -18,7 +18,7 @@ from ramify.methods.implicit_advantage.run import read_scores
 from ramify.score.steps import write_rows
 from ramify.stats.checks import Check
 from ramify_experiments.lab import Checks, ResultCache
-from ramify_experiments.real import graded_environment, improved, two_digits
+from ramify_experiments.real import asked_sum, graded_environment, improved, two_digits
 from ramify_experiments.verbs import call_verb
 
 METHOD = "implicit-advantage"
@@ -32,11 +32,7 @@ HELD = f"python:{__name__}:held"
 _NEW = two_digits(TRAINED + TASKS + CONVERSATIONS * SUMS_EACH)[TRAINED:]
 
 
-def _asked(a: int, b: int) -> str:
-    return f"Compute {a} + {b}. Answer with the number only."
-
-
-held = graded_environment(Task(f"new-sum-{a}-{b}", {"prompt": _asked(a, b), "want": a + b}) for a, b in _NEW[:TASKS])
+held = graded_environment(Task(f"new-sum-{a}-{b}", {"prompt": asked_sum(a, b), "want": a + b}) for a, b in _NEW[:TASKS])
 """Sums that the improved model was not trained on."""
 
 
@@ -49,7 +45,7 @@ def conversations(seed: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
         messages = []
         for number, (a, b) in enumerate(sums):
             off = int(rng.choice([-11, -10, -9, -2, -1, 1, 2, 9, 10, 11])) if number == at else 0
-            messages += [{"role": "user", "content": _asked(a, b)}, {"role": "assistant", "content": str(a + b + off)}]
+            messages += [{"role": "user", "content": asked_sum(a, b)}, {"role": "assistant", "content": str(a + b + off)}]
         name = f"conversation-{i}"
         rows.append({"task_id": name, "messages": messages, "reward": float(at < 0)})
         if at >= 0:

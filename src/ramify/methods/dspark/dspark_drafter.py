@@ -203,7 +203,8 @@ class DSpark(Qwen3Drafter):
         T] with ``features`` [B, T, m*D], in one pass.
 
         Logits [B, A, K, V] (V: the tokens that are drafted) and confidence logits [B, A, K]. A block sees the features before its
-        anchor and itself; slots whose previous token lies past the end of the row repeat its last token, and are for the caller to leave out.
+        anchor and itself; slots whose previous token lies past the end of the row repeat its last token, and are for the caller
+        to leave out.
         """
         hidden = self.hidden(tokens, features, anchors)
         logits = F.linear(hidden, self.head)
