@@ -20,7 +20,7 @@ from ramify_experiments.verbs import call_verb
 
 METHOD = ("governance", "bench")
 SUMMARY, BASELINES = "llm-summarize", {"recency-truncate": "truncation", "head-tail": "the first and last four messages"}
-SIZE = ("--turns", 6, "--reps", 2, "--allowed", "none", "--max-tokens", 96)
+SIZE = ("--turns", 6, "--reps", 1, "--allowed", "none", "--max-tokens", 96)
 ACTS = ("--turns", 2, "--reps", 1, "--allowed", "control", "--max-tokens", 64, "--conditions", "control")
 FEW = "email,spend"
 

@@ -36,8 +36,11 @@ from ramify.stats.intervals import bootstrap
 
 LOADS = (1, 2, 4, 8, 16, 32)
 SCHEDULES = ("off", "fixed:2", "fixed:7", "threshold:0.5", "greedy", "stale2")
+PROFILED = ("greedy", "stale2")
+"""Schedules that go by a profile."""
 SETTLE = 4
-"""Turns under load that are not counted: greedy and stale2 compare both ways of a load mostly in their first seconds there."""
+"""Turns under load that are not counted: greedy and stale2 compare both ways of a load mostly in their first seconds there. Of
+others it is one."""
 LEAST, ENOUGH = 3, 6
 """Turns of which a verdict is given, and from which the interval holds the median in 95 %."""
 CACHE = 256 << 20
@@ -211,7 +214,7 @@ def compare(
     module = open_module(target)
     first = next(iter(drafters.values()))
     mixed = [prompt for some in zip(*prompts.values(), strict=False) for prompt in some]
-    if costs is None:
+    if costs is None and set(schedules) & set(PROFILED):
         costs = measure(LocalModel(module, eos=(), max_sequences=max(loads)), first, mixed, loads, progress=progress).profile()
     cut = Interrupt()
     alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, distribution, progress, cut)
@@ -271,7 +274,7 @@ def under_load(
     drafter: Qwen3Drafter,
     prompts: Sequence[np.ndarray],
     settings: Sampling,
-    costs: Profile,
+    costs: Profile | None,
     loads: Sequence[int] = LOADS,
     schedules: Sequence[str] = SCHEDULES,
     rounds: int = 15,
@@ -288,12 +291,18 @@ def under_load(
             module, settings, most, drafter=drafter, schedule=schedule, profile=costs, verify=distribution
         )
     found: list[Pairing] = []
+    settle = settled(schedules)
     for load in loads:
-        found += pairings(str(load), turns(entrants, prompts, max(4, 2 * load), load, rounds, SETTLE, progress, interrupt))
+        found += pairings(str(load), turns(entrants, prompts, max(4, 2 * load), load, rounds, settle, progress, interrupt))
         if interrupt is not None and interrupt.came:
             break
-        progress.at(SETTLE + rounds, _note(str(load), found))
+        progress.at(settle + rounds, _note(str(load), found))
     return found
+
+
+def settled(schedules: Sequence[str]) -> int:
+    """Turns under load that are not counted."""
+    return SETTLE if set(schedules) & set(PROFILED) else 1
 
 
 def _note(place: str, found: Sequence[Pairing]) -> str:

@@ -205,10 +205,12 @@ class Cycles:
 
 
 def _drawn(times: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
-    """The same cycles, or as many drawn again in whole stretches: cycles beside each other are slow together."""
+    """The same cycles, or as many drawn again in whole stretches: cycles beside each other are slow together. Of one stretch its
+    cycles are drawn."""
     if rng is None:
         return times
-    stretches = np.array_split(times, max(1, len(times) // (STRETCH - SETTLED)))
+    whole = len(times) // (STRETCH - SETTLED)
+    stretches = np.array_split(times, whole if whole > 1 else len(times))
     return np.concatenate([stretches[i] for i in rng.integers(0, len(stretches), len(stretches))])
 
 

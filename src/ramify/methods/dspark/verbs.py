@@ -174,6 +174,12 @@ def bench(
             help="Compared with: generate, prompt_lookup, hf_assistant:FOLDER, hf_dflash:DRAFTER.",
         ),
     ] = None,
+    schedules: Annotated[
+        list[str] | None,
+        option(
+            "--schedule", metavar="NAME", help="Under load only this one, beside no drafting (fixed:K, greedy, ...); repeats."
+        ),
+    ] = None,
     seed: Seed = 0,
     dry_run: DryRun = False,
 ) -> SpeedComparison | Planned:
@@ -181,16 +187,16 @@ def bench(
 
     Ctrl-C ends it with the turns that were timed, their interval, and exit code 130."""
     from ramify.engine.profile import FILE, Profile
-    from ramify.methods.dspark.bench import compare
+    from ramify.methods.dspark.bench import SCHEDULES, compare
     from ramify.methods.dspark.drafter_files import load_drafter
     from ramify.methods.dspark.run import Target
 
-    at = _loads(loads)
+    at, chosen = _loads(loads), tuple(schedules or SCHEDULES)
     if len({folder.name for folder in drafters}) < len(drafters):
         raise UserError("two drafters have folders of the same name, which is what the table calls them by")
     if dry_run:
         settings = {"target": target, "loads": loads, "turns": turns, "tokens": tokens, "temperature": temperature}
-        return Planned(settings, _bench_costs(drafters, len(peers or []), at, turns, tokens))
+        return Planned(settings, _bench_costs(drafters, len(peers or []), at, turns, tokens, chosen))
     opened = Target.open(target)
     made = {folder.name: load_drafter(folder, opened.model.module) for folder in drafters}
     given = {"prompts": opened.prompts(prompts, n, raw, seed, "test")}
@@ -204,20 +210,23 @@ def bench(
             peers={kind: _peer(kind, path, opened) for kind, _, path in (one.partition(":") for one in peers or [])},
             costs=Profile.load(drafters[0]) if file.is_file() else None,
             loads=at,
+            schedules=chosen,
             rounds=turns,
             progress=bar,
         )
 
 
-def _bench_costs(drafters: list[Path], peers: int, at: list[int], turns: int, tokens: int) -> dict[str, Cell]:
+def _bench_costs(
+    drafters: list[Path], peers: int, at: list[int], turns: int, tokens: int, schedules: tuple[str, ...]
+) -> dict[str, Cell]:
     """What a comparison takes: counted, and timed by the profile of the first drafter, where it has one."""
     import numpy as np
 
     from ramify.engine.profile import FILE, Profile
-    from ramify.methods.dspark.bench import SCHEDULES, SETTLE
+    from ramify.methods.dspark.bench import settled
 
     alone = (turns + 1) * (len(drafters) + 1 + peers) * 2
-    together = {load: (turns + SETTLE) * (len(SCHEDULES) + 1) * max(4, 2 * load) for load in at}
+    together = {load: (turns + settled(schedules)) * (len(schedules) + 1) * max(4, 2 * load) for load in at}
     replies = alone + sum(together.values())
     costs: dict[str, Cell] = {"replies": replies, "tokens to sample": replies * tokens}
     if not (drafters[0] / FILE).is_file():
