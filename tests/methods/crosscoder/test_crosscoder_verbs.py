@@ -85,6 +85,27 @@ def do_capture(folder: Path, out: Path, *more: Any) -> int:
     return run("crosscoder", "capture", *pair(folder), "--layer", 2, *corpora, "--raw", "--out", out, *more)[0]
 
 
+def test_states_are_those_that_decide_each_token_of_the_tuned_models_replies(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert do_capture(folder, tmp_path / "states", "--reply", 3, "--plain-text", "--dtype", "float32", "--json") == 0
+    said, kept = told(capsys), States.load(tmp_path / "states")
+    assert said["texts"] == 120
+    assert (said["tool"], said["plain"]) == (int(kept.tool.sum()), int((~kept.tool).sum()))
+    assert len(kept.text) == said["rows"] > 120
+    prompts = [
+        json.loads(line)["prompt"] for name in ("tool", "plain") for line in (folder / f"{name}.jsonl").read_text().splitlines()
+    ]
+    models = Checkpoints.open(f"hf:{folder / 'tuned'}", f"hf:{folder / 'base'}", 2)
+    ids = [models.tuned.tokenizer.encode(text) for text in prompts]  # type: ignore[union-attr]
+    at = kept.text == 0
+    assert kept.values[at][0] == pytest.approx(capture(models, [ids[0]])[0], abs=1e-5)  # what decides the first token of a reply
+    assert 1 <= at.sum() <= 3
+    last = kept.text == 119
+    assert last.sum() == len(ids[119]) - 1  # every token of a text but the first
+    assert kept.values[last][-1] == pytest.approx(capture(models, [ids[119]])[0], abs=1e-5)
+
+
 def told(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 

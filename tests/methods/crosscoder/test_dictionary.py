@@ -233,6 +233,40 @@ def test_latent_scaling_tells_own_from_shared() -> None:
     assert d.relative_norm()[[0, 1]].tolist() == [1, 1]
 
 
+def test_rows_of_one_text_are_no_evidence_of_their_own() -> None:
+    """The same rows, each 20 times: as rows of their own they refute with 20 times the evidence, as rows of one text with that of
+    the text."""
+    rng = np.random.default_rng(1)
+    own = np.abs(rng.normal(size=12)).astype(np.float32) + 0.5
+    x = 0.3 * rng.normal(size=(12, 2, 4)).astype(np.float32)
+    x[:, 0, 0] += own
+    x[:, 1, 0] += 0.2 * own
+    d = Dictionary(DictionaryConfig(width=4, features=10, k=2, exclusive=0.2, centred=False))
+    with torch.no_grad():
+        for weight in (d.encoder, d.decoder):
+            weight.zero_()
+            weight[0, 0, 0] = 1
+    d.threshold.fill_(0.1)
+    often, text = np.repeat(x, 20, axis=0), np.repeat(np.arange(12), 20)
+    alone, together = (latent_scaling(d, often, [0], given, share=0.5)[1][0] for given in (None, text))
+    assert alone < together / 10
+    assert latent_scaling(d, often, [0], text, share=0.5)[0] == pytest.approx(latent_scaling(d, x, [0])[0], rel=1e-3)
+
+
+def test_a_small_difference_is_learned_where_it_has_weight() -> None:
+    """What the tuned model does on its own is little of the variance, and the dictionary has half of the features it needs."""
+    rng = np.random.default_rng(2)
+    shared = (rng.random((2000, 40)) < 0.2) * rng.uniform(0.5, 1.5, (2000, 40)) @ rng.normal(size=(40, 32)) / 32**0.5
+    own = (rng.random(2000) < 0.3)[:, None] * np.eye(32)[0]
+    x = np.stack([shared + own, shared], axis=1).astype(np.float32)
+    cosines = []
+    for weight in (0.0, 20.0):
+        d = Dictionary(DictionaryConfig(width=32, features=20, k=4, exclusive=0.1))
+        fit(d, x, FitConfig(steps=300, batch=128, lr=0.01, difference=weight))
+        cosines.append(float(torch.nn.functional.normalize(d.directions(0)[: d.own], dim=1)[:, 0].max()))
+    assert cosines[1] > 0.9 > cosines[0]
+
+
 def test_relative_norm() -> None:
     d = Dictionary(DictionaryConfig(width=2, features=3, k=1))
     with torch.no_grad():

@@ -37,6 +37,8 @@ def made(kind: str = "dspark", **changes: Any) -> Qwen3Drafter:
         ("dspark", {"rank": 0}),
         ("dflash", {}),
         ("eagle3", {}),
+        ("dspark", {"drafted": [3, 5, 38]}),
+        ("eagle3", {"drafted": [0, 1, 2, 30]}),
     ],
 )
 def test_a_drafter_comes_back_bit_for_bit(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -52,7 +54,16 @@ def test_a_drafter_comes_back_bit_for_bit(kind: str, changes: dict[str, Any], tm
     assert own.keys() == again.state_dict().keys()
     assert all(torch.equal(own[name], value) for name, value in again.state_dict().items())
     assert torch.equal(again.embedding, target().model.embed_tokens.weight)
-    assert torch.equal(again.head, target().head)
+    assert torch.equal(again.head, target().head[changes.get("drafted", ...)])
+
+
+def test_a_vocabulary_that_names_no_tokens_is_refused(tmp_path: Path) -> None:
+    save_drafter(made(drafted=[3, 5, 38]), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for wrong in (torch.tensor([3, 4]), torch.tensor([3, 4, 40]), torch.tensor([3, 1, 2])):
+        save_file(tensors | {"d2t": wrong}, tmp_path / "model.safetensors")
+        with pytest.raises(UserError, match="'d2t' does not name the 3 tokens that are drafted"):
+            load_drafter(tmp_path, target())
 
 
 def test_names_and_fields_are_deepspecs(tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.dspark.drafter_files import for_target
 from ramify.methods.dspark.drafters import Qwen3Drafter
+from ramify.methods.dspark.recorder import record
 from ramify.methods.dspark.training import (
     CHECKPOINT,
     DrafterTraining,
     block_loss,
+    most_frequent,
     regenerate,
     sample_anchors,
     train_drafter,
@@ -51,6 +53,33 @@ def drafter_of(model: LocalModel, kind: str = "dspark") -> Qwen3Drafter:
 
 
 SIZE = DrafterTraining(steps=8, rows=3, anchors=4, lr=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
+def test_a_drafter_of_few_tokens_learns_to_draft_them(kind: str) -> None:
+    """Half of the vocabulary, by frequency; what it drafts is of that half, and the loss is the whole one's where it is all."""
+    model = target()
+    rows = rows_of(model)
+    chosen = most_frequent(rows, 12, 24)
+    written = np.bincount(np.concatenate([row.tokens[row.mask] for row in rows]), minlength=24)
+    assert len(chosen) == 12
+    assert written[chosen].min() >= np.delete(written, chosen).max()
+    assert most_frequent(rows, 24, 24) == most_frequent(rows, 0, 24) == []
+    some = for_target(model.module, kind, layers=1, block=3, rank=4, mask_token=MASK, drafted=chosen)
+    long = DrafterTraining(steps=60, rows=6, anchors=8, lr=1e-2)
+    losses = [step.loss for step in train_drafter(some, model, rows, long)]
+    assert np.mean(losses[-10:]) < np.mean(losses[:10])
+    spread = some.spread(torch.randn(2, 12))
+    assert spread.shape == (2, 24)
+    assert set(spread.argmax(-1).tolist()) <= set(chosen)
+    assert spread.softmax(-1)[:, [i for i in range(24) if i not in chosen]].sum() == 0
+    rounds = record(model, some, [np.array([1, 2], np.int32)], Sampling(max_tokens=12), 0)
+    assert len(rounds)
+    # named one by one, all tokens are the whole vocabulary
+    shape: dict[str, Any] = {"layers": 1, "block": 3, "rank": 0, "confidence": False, "mask_token": MASK}
+    both = [for_target(model.module, kind, drafted=tokens, **shape) for tokens in ((), range(24))]
+    first, second = (train_drafter(one, model, rows, SIZE, stop_at=2)[-1] for one in both)
+    assert (second.loss, second.tau) == pytest.approx((first.loss, first.tau), rel=1e-5)
 
 
 def test_rows_are_what_the_target_sampled() -> None:

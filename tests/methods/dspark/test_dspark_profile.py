@@ -11,8 +11,8 @@ from engine.test_profile import EXAMPLE
 from ramify.base.errors import UserError
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import Profile
-from ramify.methods.dspark.profile import PLAIN, Cycles, break_even, measure, rising
-from ramify.methods.dspark.record import BreakEven, LoadOutlook
+from ramify.methods.dspark.profile import PLAIN, Cycles, break_even, measure, needed, rising
+from ramify.methods.dspark.record import BreakEven, DraftingNeeds, LoadOutlook
 
 
 def test_break_even_by_hand():
@@ -34,6 +34,19 @@ def test_what_pays_is_said_only_where_the_times_tell_it():
     assert BreakEven((outlook(0.9, 1.06, 1.2),), "").verdict == "at 4 it is open: the interval holds 1"
     assert BreakEven((outlook(1.01, 1.06, 1.2, verified=0.0),), "").verdict == "drafting pays at none of these loads"
     assert BreakEven((outlook(0.7, 0.8, 0.9),), "").verdict == "drafting pays at none of these loads"
+
+
+def test_what_must_be_accepted_by_hand():
+    """A pass costs as much as its tokens above two: one draft is free, and two drafts cost half a pass more."""
+    costs = {"requests": (1, 8), "plain": (1.0, 4.0), "draft": ((0.2, 0.2), (1.0, 1.0))}
+    profile = Profile(block=2, verify=((1.0, 1.0, 1.5), (4.0, 8.0, 12.0)), **costs)
+    alone, many = needed(profile)
+    assert alone.acceptance == pytest.approx(0.2, abs=1e-6)  # 1 + a tokens for 1.2 seconds
+    assert alone.gains == pytest.approx([1.4 / 1.2, 1.6 / 1.2, 1.8 / 1.2, 3.0 / 1.7])
+    assert alone.possible is True
+    assert (many.acceptance, many.possible) == (None, False)  # at most 3 tokens for 13 seconds, or 2 for 9, and not 1 for 4
+    said = DraftingNeeds((alone, many), 2, 1000).verdict
+    assert said == "drafting can pay at 1 (from 20% accepted on) requests at once; it cannot at 8, whatever is accepted"
 
 
 def test_cycles_drawn_again_are_as_wide_as_the_times_vary():
