@@ -24,9 +24,9 @@ from ramify_experiments.verbs import call_verb
 METHOD = "dspark"
 LOADS = (1, 4, 16)
 SHAPE = ("--layers", 1, "--block", 2, "--vocabulary", 4096)
-TRAIN = ("--sequences", 40, "--length", 32, "--steps", 30, "--rows", 4, "--anchors", 12, "--rank", 32)
+TRAIN = ("--sequences", 40, "--length", 28, "--steps", 24, "--rows", 4, "--anchors", 12, "--rank", 32)
 TIMES = ("--repeats", 6)
-BENCH = ("--turns", 3, "--tokens", 8, "--n", 40, "--schedule", "fixed:2")
+BENCH = ("--turns", 3, "--tokens", 6, "--n", 40, "--schedule", "fixed:2")
 
 
 def _problems(folder: Path) -> Path:
