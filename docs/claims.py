@@ -281,6 +281,13 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "largest effect on the other": "largest effect of either model's own features on the other",
                 "features wrongly called own": "planted, 10 %, sum L1: features called A's own that are not",
             },
+            real={
+                "mostly the own of a copy that changed its style": "style: features mostly the tuned model's",
+                "the same, no weight on the difference": "style, no weight on the difference: features mostly the tuned model's",
+                "of the base against itself": "base against itself: features mostly the tuned model's",
+                "of the improved model": "improved: features mostly the tuned model's",
+            },
+            real_says="Whether features are found, not how they steer",
         ),
         Claim(
             "The partition buys concentration, not strength", {"partitioned - plain": "partitioned - plain: best single feature"}
