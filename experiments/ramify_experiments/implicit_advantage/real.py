@@ -58,7 +58,7 @@ def ranked(model: str, seed: int) -> dict[str, Any]:
     tuned = improved(model)
     with tempfile.TemporaryDirectory() as folder:
         run, pair = Path(folder) / "run", ("--policy", tuned, "--reference", model)
-        play = ("--attempts", ATTEMPTS, "--seed", seed, "--temperature", 1, "--max-reply", 12)
+        play = ("--count", TASKS, "--attempts", ATTEMPTS, "--seed", seed, "--temperature", 1, "--max-reply", 12)
         call_verb("rollout", "--model", tuned, "--env", HELD, *play, "--out", run)
         call_verb(METHOD, "score", "--trajectories", run, *pair, "--confidence", "--out", Path(folder) / "scores")
         report = call_verb(METHOD, "report", "--scores", Path(folder) / "scores")
