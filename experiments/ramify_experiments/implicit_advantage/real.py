@@ -143,7 +143,7 @@ SHOWN = {
 """Scorers of the verbs, and what they are called here; every attempt has one step, so their number is a constant."""
 _PAGE = "docs/methods/implicit-advantage.md"
 _KNOWN = {
-    f"best of {ATTEMPTS} - mean, grade": f"the improved model's attempts at a sum are mostly alike, so there is little to choose; {_PAGE}",
+    f"best of {ATTEMPTS} - mean, grade": f"the improved model's attempts at a sum are mostly alike; {_PAGE}",
     "wrong step is the lowest, by the grade": f"eight updates of 135 M weights do not teach which sum is wrong; {_PAGE}",
 }
 
