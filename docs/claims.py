@@ -208,6 +208,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "best-of-8 - Mean@8, quiet environment": "N0, off-policy best-of-8 - Mean@8",
                 "noisy": "N5, off-policy best-of-8 - Mean@8",
             },
+            real={"best of 4 - mean": "best of 4 - mean, grade", "by the log-prob": "best of 4 - mean, policy's log-prob"},
         ),
         Claim(
             "It beats the log-probability of the tuned policy",
@@ -217,10 +218,16 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             },
             "In the quiet environment it is behind",
             word="in part",
+            real={"AUROC, grade": "AUROC, grade", "over the log-prob": "AUROC, grade - policy's log-prob"},
         ),
         Claim(
             "The step that lost an attempt is where it drops most",
             {"named right, quiet": "N0, attribution, sharpest-drop", "noisy": "N5, attribution, sharpest-drop"},
+            real={
+                "wrong answer of three is the lowest step": "wrong step is the lowest, by the grade",
+                "by the log-prob": "wrong step is the lowest, by the policy's log-prob",
+            },
+            real_says="The smallest model of the paper has four billion weights",
         ),
         Claim(BENCHMARKS + " (Gemma, Qwen; tau2)"),
     ),
@@ -331,6 +338,12 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "after compaction": "violation at b <= 8",
                 "where the rule was dropped": "violation where it was dropped",
             },
+            real={
+                "own summaries": "violation, own summaries",
+                "whole history": "violation, whole history",
+                "the rule survives own summaries": "rule survives: own summaries of 50 words",
+            },
+            real_says="What is done is played by a made-up reader that keeps every rule it can read",
         ),
         Claim("Soft rules suffer 8.3 times as much as hard ones", {"soft / hard": "decay at b = 8, soft / hard"}),
         Claim(
@@ -340,6 +353,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "Pinning brings violations to 0 %",
             {"pin - control": "violation, pin - control", "completed, control - pin": "allowed actions completed, control - pin"},
+            real={"pinned": "violation, pinned"},
         ),
         Claim("Its rates for seven hosted models, and the optimised injections"),
     ),
@@ -377,7 +391,11 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "A target this small needs no depth to imitate; the Eagle3-style drafter makes seven passes for a draft, DSpark one",
             word="contradicted",
         ),
-        Claim("51 to 85 % faster in production"),
+        Claim(
+            "51 to 85 % faster in production",
+            real={f"over plain, {load} at once": f"tokens a second over plain, {load} at once" for load in (1, 4, 16)},
+            real_says="As was told before training: what must be accepted is more than a minute of training gives",
+        ),
     ),
     "verify-or-ship": (
         Claim(

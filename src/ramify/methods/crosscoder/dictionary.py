@@ -456,4 +456,4 @@ def _summed(values: np.ndarray, text: np.ndarray) -> np.ndarray:
     names, of = np.unique(text, return_inverse=True)
     out = np.zeros((len(names), values.shape[1]))
     np.add.at(out, of, values)
-    return out * np.sqrt(len(names) / max(1, len(names) - 1))
+    return np.asarray(out * np.sqrt(len(names) / max(1, len(names) - 1)))

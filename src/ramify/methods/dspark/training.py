@@ -127,7 +127,7 @@ def most_frequent(rows: Sequence[Row], count: int, vocab: int) -> list[int]:
     if not 0 < count < vocab:
         return []
     written = np.bincount(np.concatenate([row.tokens[row.mask] for row in rows]), minlength=vocab)
-    return np.argsort(-written, kind="stable")[:count].tolist()
+    return [int(token) for token in np.argsort(-written, kind="stable")[:count]]
 
 
 def train_drafter(
