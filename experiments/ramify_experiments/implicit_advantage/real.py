@@ -23,7 +23,7 @@ from ramify_experiments.verbs import call_verb
 
 METHOD = "implicit-advantage"
 TASKS, ATTEMPTS = 25, 4
-CONVERSATIONS, SUMS_EACH, TWICE = 44, 3, 20
+CONVERSATIONS, SUMS_EACH, TWICE = 44, 3, 12
 """Conversations, of which every other has one wrong answer, sums in each, and those that the base grades against itself."""
 TRAINED = 1200
 """Sums that `improve` could be trained or validated on."""
@@ -32,8 +32,10 @@ HELD = f"python:{__name__}:held"
 _NEW = two_digits(TRAINED + TASKS + CONVERSATIONS * SUMS_EACH)[TRAINED:]
 
 
-held = graded_environment(Task(f"new-sum-{a}-{b}", {"prompt": asked_sum(a, b), "want": a + b}) for a, b in _NEW[:TASKS])
-"""Sums that the improved model was not trained on."""
+held = graded_environment(
+    Task(f"new-sum-{a}-{b}", {"prompt": asked_sum(a, b), "want": a + b, "split": "train"}) for a, b in _NEW[:TASKS]
+)
+"""Sums that the improved model was not trained on; the split is the one that `rollout` plays."""
 
 
 def conversations(seed: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -120,7 +122,9 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
     checks.value("AUROC within tasks, grade", float("nan") if within is None else within, n)
     for name, wanted in (("sum/mean", (">=", 0.06)), ("policy log-prob", ()), ("shortness", ()), ("few steps", ("==", 0.0))):
         row = ranks["by"][name]
-        checks.value(f"best of {ATTEMPTS} - mean, {SHOWN[name]}", row["gain"], TASKS, *wanted, **_span(row["gain_interval"]))
+        checks.value(
+            f"best of {ATTEMPTS} - mean, {SHOWN[name]}", row["gain"], row["counted"], *wanted, **_span(row["gain_interval"])
+        )
     checks.value("attempts that succeed", ranks["report"]["positives"] / ranks["report"]["attempts"], ranks["report"]["attempts"])
     hits, wrong = steps["hits"], steps["n"]
     checks.share("wrong step is the lowest, by the grade", hits["grade"], wrong, ">=", 0.6)
@@ -143,6 +147,7 @@ SHOWN = {
 """Scorers of the verbs, and what they are called here; every attempt has one step, so their number is a constant."""
 _PAGE = "docs/methods/implicit-advantage.md"
 _KNOWN = {
+    "AUROC, grade": f"what eight updates made likelier is said in wrong answers, too; {_PAGE}",
     f"best of {ATTEMPTS} - mean, grade": f"the improved model's attempts at a sum are mostly alike; {_PAGE}",
     "wrong step is the lowest, by the grade": f"eight updates of 135 M weights do not teach which sum is wrong; {_PAGE}",
 }
