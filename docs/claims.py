@@ -109,7 +109,8 @@ def rows(slug: str, claims: Sequence[Claim]) -> str:
         if len(files(slug)) <= len(PARTS.get(slug, ())):  # what is not committed yet is not tried
             known = {label: name for label, name in claim.checks.items() if name in checks}
             claim = replace(claim, checks=known, here=claim.here if known else "")
-        here, there = told(claim.checks, checks, claim.here), told(claim.real, real, claim.real_says)
+        seen = {label: name for label, name in claim.real.items() if real}  # none before the reproduction is committed
+        here, there = told(claim.checks, checks, claim.here), told(seen, real, claim.real_says if real else "")
         lines.append(f"| {claim.paper} | {here} | {verdict(claim, checks)} | {there} |")
     return "\n".join(lines)
 
