@@ -21,10 +21,9 @@ from ramify.methods.crosscoder.run import States
 from ramify.score.steps import write_rows
 from ramify.stats.checks import Check
 from ramify.stats.ranking import auroc
-from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.real import asked_sum, improved, pretrained_name, styled, two_digits
 from ramify_experiments.real_texts import QUESTIONS
-from ramify_experiments.verbs import call_verb
 
 METHOD = "crosscoder"
 CAPTURE = ("--reply", 16, "--longest", 64)

@@ -15,11 +15,10 @@ from typing import Any
 
 from ramify.score.steps import write_rows
 from ramify.stats.checks import Check
-from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.models import place
 from ramify_experiments.real import pretrained_name
 from ramify_experiments.real_texts import WORD_PROBLEMS
-from ramify_experiments.verbs import call_verb
 
 METHOD = "dspark"
 LOADS = (1, 4, 16)

@@ -15,8 +15,7 @@ from typing import Any
 from ramify.methods.governance.record import BenchRow, read_rows
 from ramify.stats.checks import Check
 from ramify.stats.intervals import difference_of_proportions
-from ramify_experiments.lab import Checks, ResultCache
-from ramify_experiments.verbs import call_verb
+from ramify_experiments.lab import Checks, ResultCache, call_verb
 
 METHOD = ("governance", "bench")
 SUMMARY, BASELINES = "llm-summarize", {"recency-truncate": "truncation", "head-tail": "the first and last four messages"}

@@ -17,9 +17,8 @@ from ramify.env.protocol import Task
 from ramify.methods.implicit_advantage.run import read_scores
 from ramify.score.steps import write_rows
 from ramify.stats.checks import Check
-from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.real import asked_sum, graded_environment, improved, two_digits
-from ramify_experiments.verbs import call_verb
 
 METHOD = "implicit-advantage"
 TASKS, ATTEMPTS = 25, 4
