@@ -109,8 +109,8 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
     checks.value("style: variance of the difference", plain["difference"], found["style"]["captured"]["rows"])
     checks.value("style, no weight on the difference: variance left unexplained", 1 - min(plain["fve"]), plain["tested"])
     _counts(checks, "improved", found["improved"]["trained"]["weighted"], ())
-    for name, one in found.items():
-        marks, rows = one["marks"], one["captured"]["rows"]
+    for name, copy in found.items():
+        marks, rows = copy["marks"], copy["captured"]["rows"]
         if marks["feature"] is not None:
             checks.value(f"{name}: AUROC of the corpora, best feature found", marks["feature"], rows)
         checks.value(f"{name}: AUROC of the corpora, first component of the difference", marks["component"], rows)

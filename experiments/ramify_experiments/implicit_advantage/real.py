@@ -115,8 +115,8 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
     ):
         row = scorers[name]
         checks.value(f"AUROC, {SHOWN[name]}", row["auroc"], n, *wanted, **_span(row["interval"]))
-    own = scorers["policy log-prob"]
-    checks.value("AUROC, grade - policy's log-prob", own["advantage_minus_this"], n, **_span(own["difference_interval"]))
+    rival = scorers["policy log-prob"]
+    checks.value("AUROC, grade - policy's log-prob", rival["advantage_minus_this"], n, **_span(rival["difference_interval"]))
     within = grade["auroc_within_tasks"]
     checks.value("AUROC within tasks, grade", float("nan") if within is None else within, n)
     for name, wanted in (("sum/mean", (">=", 0.06)), ("policy log-prob", ()), ("shortness", ()), ("few steps", ("==", 0.0))):

@@ -87,8 +87,8 @@ def owned(
         fires = np.isfinite(ratio)  # a feature that never fires is not tested
         row[fires] = holm(p[fires].tolist())
     return {
-        int(i): Owned(float(r) if np.isfinite(r) else None, float(own), bool(own <= level), mostly=bool(most <= level))
-        for i, r, own, most in zip(pool, ratio, *corrected, strict=True)
+        int(i): Owned(float(r) if np.isfinite(r) else None, float(least), bool(least <= level), mostly=bool(most <= level))
+        for i, r, least, most in zip(pool, ratio, *corrected, strict=True)
     }
 
 

@@ -111,7 +111,7 @@ def with_replies(
     settings = Sampling(temperature=0.0, max_tokens=tokens, stop_tokens=tuple(stops))
     rows = [np.asarray(prompt, np.int32) for prompt in prompts]
     replies = wait_for(sample(models.tuned, rows, models.layer, None, settings, 0))
-    sampled = [[] if one.tokens is None else one.tokens.tolist() for one in replies]
+    sampled = [[] if reply.tokens is None else reply.tokens.tolist() for reply in replies]
     return [[*prompt, *reply[:-1]] for prompt, reply in zip(prompts, sampled, strict=True)]
 
 

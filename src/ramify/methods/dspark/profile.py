@@ -62,7 +62,7 @@ def needed(profile: Profile, again: GenericSequence[Profile] = ()) -> list[LoadN
     """
     rows = []
     for requests in profile.requests:
-        shares = [_least(one, requests) for one in (profile, *again)]
+        shares = [_least(costs, requests) for costs in (profile, *again)]
         low, high = np.quantile([1.0 if share is None else share for share in shares[1:] or shares], (0.025, 0.975))
         cannot = sum(share is None for share in shares[1:] or shares)
         gains = tuple(_gain(profile, requests, share) for share in SHARES)
@@ -84,7 +84,7 @@ def _gain(profile: Profile, requests: int, share: float) -> float:
 
 
 def _least(profile: Profile, requests: int) -> float | None:
-    """The least share of accepted drafts at which drafting is no slower; None where it is slower if all are."""
+    """The least share of accepted drafts at which drafting is as fast; None where it is slower if all are."""
     if _gain(profile, requests, 1.0) < 1:
         return None
     low, high = 0.0, 1.0
