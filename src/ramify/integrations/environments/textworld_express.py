@@ -38,6 +38,7 @@ class TextWorldExpressEpisode:
         self.system = "You play a text adventure. Reply with one command."
         self._game: Any = None
         self._score, self._over = 0.0, True
+        self._commands: tuple[str, ...] = ()
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start the task's game. Raises UserError where the game cannot be made so."""
@@ -45,6 +46,7 @@ class TextWorldExpressEpisode:
         self._game = self._environment.open()
         shown = self._environment.begin(self._game, task)
         self._score, self._over = float(shown["score"]), False
+        self._commands = tuple(sorted(shown["validActions"]))
         return Observation(f"{shown['taskDescription']}\n\n{self._text(shown)}")
 
     def step(self, action: str) -> Observation:
@@ -58,12 +60,16 @@ class TextWorldExpressEpisode:
             _, _, _, shown = self._game.step(command)
         except Exception as error:  # whatever the bridge to Java raises
             raise InfrastructureError("env", f"the game broke off: {type(error).__name__}: {error}") from error
-        score = float(shown["score"])
+        self._commands, score = tuple(sorted(shown["validActions"])), float(shown["score"])
         won, lost = bool(shown["tasksuccess"]) or score >= 1, bool(shown["taskfailure"])
         reward, self._score, self._over = score - self._score, score, won or lost
         outcome = True if won else False if lost else None
         valid = not str(shown["observation"]).startswith("Unknown action")
         return Observation(self._text(shown), reward, terminated=won or lost, outcome=outcome, valid=valid)
+
+    def actions(self) -> tuple[str, ...]:
+        """Commands that make sense now."""
+        return self._commands
 
     def snapshot(self) -> None:
         """None: see the module."""

@@ -73,15 +73,16 @@ class _Short:
 
 
 def planned(environment: Environment, task: Task, seed: int, env_seed: int, turns: int) -> list[str]:
-    """Random actions from those that the environment itself says make sense (``actions(task, snapshot)``), played once to find
-    them."""
+    """Random actions from those that the episode (``actions()``) or the environment (``actions(task, snapshot)``) itself says
+    make sense, played once to find them."""
     env = environment.make()
     rng = generator(seed, "explore", task.id, env_seed)
     chosen = []
     try:
         env.reset(task, env_seed)
         for _ in range(min(turns, env.max_turns)):
-            options = list(environment.actions(task, env.snapshot()))  # type: ignore[attr-defined]
+            own = getattr(env, "actions", None)
+            options = list(own() if own else environment.actions(task, env.snapshot()))  # type: ignore[attr-defined]
             if not options:
                 break
             chosen.append(str(options[int(rng.integers(len(options)))]))
@@ -91,6 +92,15 @@ def planned(environment: Environment, task: Task, seed: int, env_seed: int, turn
     finally:
         close(env)
     return chosen or ["wait"]
+
+
+def _lists_actions(environment: Environment) -> bool:
+    """Whether an episode says itself which actions make sense."""
+    env = environment.make()
+    try:
+        return hasattr(env, "actions")
+    finally:
+        close(env)
 
 
 def explorer(tools: Sequence[Mapping[str, Any]], turns: int) -> FunctionModel:
@@ -175,7 +185,7 @@ async def _play(
     agent = None
     if not explores:
         agent = make_agent(options.model, None, {"max_tokens": options.max_reply})
-    elif not hasattr(environment, "actions"):
+    elif not hasattr(environment, "actions") and not _lists_actions(environment):
         agent = Agent(explorer(tools_of(environment), options.turns))
     shared = None if agent is None else Episodes(agent, short, run, options.seed)
 
