@@ -66,7 +66,11 @@ class NotedQuestion:
 
     def _notes(self) -> str:
         _, note, true, false = _question(self._data)
-        said = [note.format(false if i < self._data["wrong"] else true) for i in range(LINES)] if self._data["notes"] == "shown" else []
+        said = (
+            [note.format(false if i < self._data["wrong"] else true) for i in range(LINES)]
+            if self._data["notes"] == "shown"
+            else []
+        )
         lines = [HOURS[self._data["hour"]], *said, READERS[self._data["reader"]]]
         return "\n".join(["Notes:", *(f"- {line}" for line in lines)])
 

@@ -42,7 +42,9 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
     for name in BASELINES:
         checks.share(f"exact on true history: {name}", _right(own[name]), n)
     best = max(BASELINES, key=lambda name: _right(own[name]))
-    checks.paired("exact on true history: the adapter - best baseline, a game", _shares(own["forced"]), _shares(own[best]), ">=", 0.25)
+    checks.paired(
+        "exact on true history: the adapter - best baseline, a game", _shares(own["forced"]), _shares(own[best]), ">=", 0.25
+    )
     checks.value("the adapter is called better than every baseline", own["better"], HELD, ">=", 1)
     checks.share("exact in closed loop: the adapter", _right(own["closed"]), n)
     checks.value("drift is found in closed loop", own["drift"], HELD)
@@ -103,6 +105,7 @@ def _displaced(game: EnvTrajectory, seed: int) -> EnvTrajectory:
     return replace(
         game,
         turns=type(game.turns)(
-            replace(turn, observation=other.observation, ended=other.ended) for turn, other in zip(game.turns, answers, strict=True)
+            replace(turn, observation=other.observation, ended=other.ended)
+            for turn, other in zip(game.turns, answers, strict=True)
         ),
     )

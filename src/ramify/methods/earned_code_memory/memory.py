@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import os
 import re
 import threading
@@ -378,11 +379,16 @@ class Memory:
         return tuple(name for name in found if not known or name in known or name in self.store.state.tools)
 
     async def reflect(
-        self, reflector: Role, budget_tokens: int | None = None, at: Callable[[int], None] = lambda done: None
+        self,
+        reflector: Role,
+        budget_tokens: int | None = None,
+        at: Callable[[int], None] = lambda done: None,
+        together: int = 1,
     ) -> Reflected:
         """Ask ``reflector`` of every recorded task that was not reflected on; each is done once, whoever asks. Returns counts.
 
-        ``budget_tokens`` ends it after the task that reaches it. What cannot be read, is not screened, holds a secret, is too
+        ``together`` tasks are asked of at once: none of them is shown what the others write. ``budget_tokens`` ends it after the
+        tasks that reach it. What cannot be read, is not screened, holds a secret, is too
         long or quotes nothing is dropped and counted; what rests on text from outside waits for a person. Raises what the
         reflector raises.
         """
@@ -394,21 +400,26 @@ class Memory:
             with self.store.writing() as write:
                 write("reflect", {"tasks": old, "entries": []})
             waiting = [name for name in waiting if name not in old]
-        for done, name in enumerate(waiting, 1):
+        for start in range(0, len(waiting), together):
             if budget_tokens is not None and made.tokens >= budget_tokens:
                 break
-            made = made.plus(await self._reflect_on(name, reflector))
-            at(done)
+            names = waiting[start : start + together]
+            tasks = [self.store.state.tasks[name] for name in names]
+            logs = [self.store.messages(task.recorded) for task in tasks]
+            asked = (self._written(task, kept, reflector) for task, kept in zip(tasks, logs, strict=True))
+            for name, kept, written in zip(names, logs, await asyncio.gather(*asked), strict=True):
+                made = made.plus(self._reflected(name, kept, *written))
+            at(start + len(names))
         return made
 
     def _nothing_new(self, task: MemoryTask) -> bool:
         """Whether it succeeded by a plan that it was given."""
         return task.outcome is True and bool(set(task.selected) & set(task.followed))
 
-    async def _reflect_on(self, name: str, reflector: Role) -> Reflected:
-        task = self.store.state.tasks[name]
-        kept = self.store.messages(task.recorded)
-        found, spent, dropped = await self._written(task, kept, reflector)
+    def _reflected(
+        self, name: str, kept: Sequence[KeptMessage], found: Sequence[Any], spent: Mapping[str, int], unread: Sequence[str]
+    ) -> Reflected:
+        dropped = [*unread]
         with self.store.writing() as write:
             task, entries = self.store.state.tasks[name], list[MemoryEntry]()
             if task.reflected:  # another process was faster

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ramify.methods.earned_code_memory.algorithm import MEANING, MODULES
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling, eos_of
@@ -47,11 +49,28 @@ async def ask(role: Role, prompt: str) -> RoleReply:
     return RoleReply(reply) if isinstance(reply, str) else reply
 
 
-def role_of(model: Model, template: ChatTemplate | None = None, max_tokens: int = 4096) -> Role:
-    """A model in a role, greedily. It raises InfrastructureError where the model fails."""
+MAX_REPLY = 4096
+"""Longest reply of a model in a role, in tokens."""
+_PERIOD, _REPEATED = 64, 128
+
+
+def circles(tokens: np.ndarray) -> bool:
+    """Whether the last 128 tokens of a reply say one piece of at most 64 tokens over and over."""
+    last = tokens[-_REPEATED:]
+    return len(last) == _REPEATED and any(np.array_equal(last[period:], last[:-period]) for period in range(1, _PERIOD + 1))
+
+
+def role_of(model: Model, template: ChatTemplate | None = None, max_tokens: int = MAX_REPLY) -> Role:
+    """A model in a role, greedily. It raises InfrastructureError where the model fails.
+
+    A reply of a local model that goes round in a circle is cut there: at temperature 0 it would do so until ``max_tokens``.
+    """
     sampler = Sampler(model)
     settings = Sampling(
-        temperature=0.0, max_tokens=max_tokens, stop_tokens=tuple(eos_of(model) if template is None else template.stop_tokens)
+        temperature=0.0,
+        max_tokens=max_tokens,
+        stop_tokens=tuple(eos_of(model) if template is None else template.stop_tokens),
+        until=circles if "tokens" in model.capabilities else None,
     )
 
     async def answer(prompt: str) -> RoleReply:

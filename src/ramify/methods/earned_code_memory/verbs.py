@@ -13,6 +13,7 @@ from ramify.base.files import read_regular
 from ramify.base.waiting import wait_for
 from ramify.kit import Form, Verbs, argument, only_for, option, words_of
 from ramify.methods.earned_code_memory import report as reports
+from ramify.methods.earned_code_memory import rules
 from ramify.methods.earned_code_memory.algorithm import MemoryConfig
 from ramify.methods.earned_code_memory.memory import Memory
 from ramify.methods.earned_code_memory.results import (
@@ -49,11 +50,11 @@ def _open(file: str) -> Memory:
     return Memory(file_of(file), create=False)
 
 
-def _role(model: str) -> Any:
+def _role(model: str, max_reply: int | None) -> Any:
     from ramify.engine.named import find_model
-    from ramify.methods.earned_code_memory.roles import role_of
+    from ramify.methods.earned_code_memory.roles import MAX_REPLY, role_of
 
-    return role_of(*find_model(model))
+    return role_of(*find_model(model), max_reply or MAX_REPLY)
 
 
 @app.verb(settings=MemoryConfig, keeps="source")
@@ -76,6 +77,13 @@ def learn(
     tokens: Annotated[
         int | None, option(metavar="N", min=1, help="Of text: stop after the task that reaches this many tokens.")
     ] = None,
+    max_reply: Annotated[
+        int | None, option(metavar="N", min=1, help="Longest reply of the model, in tokens; default: 4096.")
+    ] = None,
+    together: Annotated[
+        int | None,
+        option(metavar="N", min=1, help="Of text: tasks asked of at once, which do not see each other's entries; default: 1."),
+    ] = None,
     gate: Annotated[int | None, option(min=1, help="Of tools: another gate than the memory's own, --k.")] = None,
     dry_run: Annotated[bool, option("--dry-run", help="Of tools: list the plans past the gate; make nothing.")] = False,
 ) -> Iterator[Result]:
@@ -86,13 +94,15 @@ def learn(
     - --write text: with a model, or without one by rules that know the order of calls alone.
     - --write tools: a model writes tools for the plans past the gate, and they are tested in the sandbox."""
     only_for("learning without SOURCE", **{"from": form if source is None else None})
-    taken = {"text": ("model", "tokens"), "tools": ("model", "gate", "dry_run")}.get(write or "", ())
-    options = {"model": model, "tokens": tokens, "gate": gate, "dry_run": dry_run}
+    taken = {"text": ("model", "tokens", "max_reply", "together"), "tools": ("model", "max_reply", "gate", "dry_run")}.get(
+        write or "", ()
+    )
+    options = {"model": model, "tokens": tokens, "max_reply": max_reply, "together": together, "gate": gate, "dry_run": dry_run}
     called = f"--write {write}" if write else "learning without --write"
     only_for(called, **{name: value for name, value in options.items() if name not in taken})
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     if dry_run:
-        only_for("--dry-run", source=source, apis=apis, **given)
+        only_for("--dry-run", source=source, apis=apis, max_reply=max_reply, **given)
     elif write == "tools" and not model:
         raise UserError("a tool is written by a model: name one with --model, or list the plans with --dry-run")
     if source is not None and run_folder(source) is None and not source.exists():  # a slip makes no memory
@@ -106,9 +116,12 @@ def learn(
 
             yield learned(memory, source, form)
         if write == "text":
-            yield _reflect(memory, model, tokens)
+            if not model:
+                only_for("text by rules", max_reply=max_reply, together=together)
+            role = _role(model, max_reply) if model else rules.reflect
+            yield _reflect(memory, role, tokens, together or 1)
         elif write == "tools":
-            yield _gated(memory, gate) if dry_run else _codify(memory, str(model), gate)
+            yield _gated(memory, gate) if dry_run else _codify(memory, _role(str(model), max_reply), gate)
         elif source is None:
             yield MemorySettings(str(memory.store.path), len(memory.state.apis), memory.config)
 
@@ -123,14 +136,11 @@ def _json(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _reflect(memory: Memory, model: str | None, tokens: int | None) -> Reflected:
+def _reflect(memory: Memory, role: Any, tokens: int | None, together: int) -> Reflected:
     """Text of every task that waits for it."""
-    from ramify.methods.earned_code_memory import rules
-
-    role = _role(model) if model else rules.reflect
     waiting = sum(bool(task.recorded) and not task.reflected for task in memory.state.tasks.values())
     with progress("reflect", waiting, "tasks", kept=f"each task is done once: {AGAIN}") as bar:
-        return wait_for(memory.reflect(role, tokens, bar.at))
+        return wait_for(memory.reflect(role, tokens, bar.at, together))
 
 
 def _gated(memory: Memory, gate: int | None) -> PlansPastTheGate:
@@ -139,11 +149,11 @@ def _gated(memory: Memory, gate: int | None) -> PlansPastTheGate:
     return PlansPastTheGate(tuple(GatedPlan(plan.id, plan.title, len(memory.state.evidence(plan.id))) for plan in plans))
 
 
-def _codify(memory: Memory, model: str, gate: int | None) -> CodifiedPlans:
+def _codify(memory: Memory, role: Any, gate: int | None) -> CodifiedPlans:
     """Tools for the plans past the gate."""
     plans = memory.past_the_gate(gate)
     with progress("codify", len(plans), "plans", kept=f"each attempt is made once: {AGAIN}") as bar:
-        return wait_for(memory.codify(_role(model), k=gate, at=bar.at))
+        return wait_for(memory.codify(role, k=gate, at=bar.at))
 
 
 @app.verb()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from ramify.methods.orchestrator.router import TurnRouter
 
 ANSWERED = "answered"
+AT_ONCE = 16
+"""Conversations at once."""
 Answers = Callable[[Task, Orchestration], Awaitable[Orchestrated]]
 MERGE = "Several answers to the question are above. Compare them and give the best complete answer."
 
@@ -245,19 +248,30 @@ async def evaluate(
         return row, (attempt, *records(judge, attempt.leaf, judgement))
 
     done = {} if run is None else run.memo(ANSWERED, SystemAnswer)
-    rows: list[list[SystemAnswer]] = [[] for _ in systems]
     at = len(done)
     progress.begin(len(systems) * len(tasks), at, "", "answers")
-    for task in tasks:
-        for system, own in zip(systems, rows, strict=True):
-            key = f"{task.id} {system.name}"
-            if key in done:
-                own.append(done[key])
-                continue
-            make = partial(answered, system, task, key)
-            own.append((await make())[0] if run is None else await run.once_awaited(ANSWERED, key, SystemAnswer, make))
-            at += 1
-            progress.at(at, system.name)
+    limited = budget is not None and min(budget.remaining("calls"), budget.remaining("money")) < math.inf
+    gate = asyncio.Semaphore(1 if limited else AT_ONCE)  # calls at once would each see what is left, and exceed it together
+
+    async def answer(system: NamedSystem, task: Task) -> SystemAnswer:
+        nonlocal at
+        key = f"{task.id} {system.name}"
+        if key in done:
+            return done[key]
+        make = partial(answered, system, task, key)
+        async with gate:
+            own = (await make())[0] if run is None else await run.once_awaited(ANSWERED, key, SystemAnswer, make)
+        at += 1
+        progress.at(at, system.name)
+        return own
+
+    pairs = [(system, task) for task in tasks for system in systems]
+    try:
+        async with asyncio.TaskGroup() as group:
+            answers = [group.create_task(answer(*pair)) for pair in pairs]
+    except ExceptionGroup as failed:  # what the first said; the others were cancelled
+        raise failed.exceptions[0] from None
+    rows = [[one.result() for one in answers[number :: len(systems)]] for number in range(len(systems))]
     groups = [group_of(task.data) for task in tasks]
     first = rows[0]
     compared = [_compared(system.name, own, first, groups) for system, own in zip(systems, rows, strict=True)]
