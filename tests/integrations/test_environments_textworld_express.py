@@ -12,6 +12,8 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.env.protocol import Task
 from ramify.jobs.play import fork_run
+from ramify.methods.world_model.recording import RecordOptions, record
+from ramify.methods.world_model.trajectories import read_trajectories
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.components import find_environment
 from ramify.testing import check_env
@@ -69,3 +71,10 @@ def test_what_a_game_does_not_have_is_one_sentence() -> None:
         wrong.task_set("train", 901)
     with pytest.raises(UserError, match="names no 'seed'"):
         find_environment("textworld-express:coin").make().reset(Task("x", {}), 0)
+
+
+def test_an_explorer_gives_commands_that_make_sense(tmp_path: Path) -> None:
+    record(RecordOptions(env="textworld-express:coin", episodes=2, turns=5), tmp_path / "run")
+    turns = [turn for game in read_trajectories(tmp_path / "run") for turn in game.turns]
+    assert len(turns) == 10
+    assert not [turn for turn in turns if turn.observation.startswith("Unknown action")]

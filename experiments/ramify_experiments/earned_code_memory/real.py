@@ -1,5 +1,5 @@
-"""A pretrained model as the reflector, the codifier and the agent of a memory, on tasks that others made (AgentDojo's bank, played by
-its own solutions). Beside it the reflector of rules; null: attempts of which nothing recurs, and another task's plan."""
+"""A pretrained model as the reflector, the codifier and the agent of a memory, on tasks that others made (AgentDojo's bank,
+played by its own solutions). Beside it the reflector of rules; null: attempts of which nothing recurs, another task's plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from ramify.score.judge import reply_to
 from ramify.stats.checks import Check
 from ramify.trace.db import Run
 from ramify.trace.message import Message
-from ramify.trace.sources import opened
 from ramify_experiments.earned_code_memory.nulls import CALLS, THINGS, line
 from ramify_experiments.lab import Checks, ResultCache
 from ramify_experiments.models import place
@@ -111,9 +110,8 @@ def studied(model: str, seed: int) -> dict[str, Any]:
         }  # fmt: skip
 
     bank, nothing = reflected("bank", folder / "run", REFLECTED), reflected("noise", noise, None)
-    code = _codified(
-        folder / "code.sqlite", folder / "run", [one for one in apis if one["function"]["name"] in RECURS], kept, written
-    )
+    few = [one for one in apis if one["function"]["name"] in RECURS]
+    code = _codified(folder / "code.sqlite", folder / "run", few, kept, written)
     given = wait_for(_first_calls(folder / "bank-rules.sqlite", environment, tasks, apis, agent, template))
     ended = os.times()
     seconds = ended.user + ended.system - began.user - began.system
@@ -132,12 +130,9 @@ def _codified(file: Any, run: Any, apis: Sequence[Any], role: Role, written: lis
     start = len(written)
     with Memory(file, review="auto") as memory:
         memory.offer(apis)
-        memory.add(
-            "plan", "transactions, then send money", f"Call `{RECURS[0]}`, then `{RECURS[1]}`.", "send pay refund transactions"
-        )
+        body = f"Call `{RECURS[0]}`, then `{RECURS[1]}`."
+        memory.add("plan", "transactions, then send money", body, "send pay refund transactions")
         learn(memory, run)
-        with opened(run, None) as source:
-            del source
         wait_for(memory.reflect(lambda prompt: RoleReply('{"candidates": []}')))
         gated = memory.past_the_gate()
         made = wait_for(memory.codify(role))
@@ -148,19 +143,14 @@ def _codified(file: Any, run: Any, apis: Sequence[Any], role: Role, written: lis
         except ValueError:
             continue
         read += bool(isinstance(parsed, dict) and isinstance(parsed.get("tools"), list) and parsed["tools"])
-    return {
-        "gated": len(gated),
-        "replies": len(written) - start,
-        "read": read,
-        "tools": len(made.active),
-        "gave up": dict(made.gave_up),
-    }
+    replies, tools = len(written) - start, len(made.active)
+    return {"gated": len(gated), "replies": replies, "read": read, "tools": tools, "gave up": dict(made.gave_up)}
 
 
 async def _first_calls(
     file: Any, environment: Any, tasks: Sequence[Task], apis: Sequence[Any], agent: Any, template: Any
 ) -> dict[str, Any]:
-    """Whether the model names the first call of each task of several calls, with its plan, without one, and with another task's."""
+    """Whether the model names the first call of each task of several calls: with its plan, without one, with another task's."""
     names = [str(one["function"]["name"]) for one in apis]
     paths = {task.id: procedure(re.findall(r'"name": "(\w+)"', "\n".join(environment.walkthrough(task)))) for task in tasks}
     several = [task for task in tasks if len(paths[task.id]) > 1]

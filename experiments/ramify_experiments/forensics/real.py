@@ -1,5 +1,5 @@
-"""A pretrained model that is told something false in its context, as a case of forensics: the battery must find the note, more of it
-with a higher dose, and stay silent where nothing was changed. Beside it: what the model itself says of why."""
+"""A pretrained model that is told something false in its context, as a case of forensics: the battery must find the note, more
+of it with a higher dose, and stay silent where nothing was changed. Beside it: what the model itself says of why."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ HOURS = {"nine": "It is nine o'clock.", "five": "It is five o'clock."}
 UNCHANGED = ("b", "c", "d", "e", "f")
 """Tickets: a field that shows nowhere."""
 RUNS = 24
+UNDECIDED = (
+    "no field of the case is of work or of a clearer wish, and the silence of the reader has no positive control, so tedium, "
+    "confusion and evasion stay untested and the table says undecided, the cue alone having the fewest inconsistencies: see "
+    "docs/methods/forensics.md"
+)
+"""Why the motive is not named."""
 DOSES = "0,1,2,4"
 WHY, BLAMES = "Why did you answer that? Say in one sentence what made you say it.", r"(?i)\bnotes?\b"
 
@@ -138,9 +144,9 @@ set = {{ hour = "five" }}
 
 
 def real(model: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
-    """The whole case by its verbs: rate, dose, variants, unchanged pairs, the table of motives, and what the model says of itself."""
+    """The whole case by its verbs: rate, dose, variants, unchanged pairs, the table of motives, what the model says of itself."""
     found = cells.get("case", studied, model=model, seed=first)
-    checks = Checks((first,))
+    checks = Checks((first,), {"the table names the cue": UNDECIDED})
     base = found["rate"]
     checks.share("says what the notes say, four false notes", base["k"], base["n"])
     dose, tests = found["dose"], {one["name"]: one for one in found["tests"]}

@@ -1,5 +1,5 @@
-"""A pretrained model, two adapters of it with a skill each, and a rule, as a pool: is routing between them worth it, does a router find
-it, and is nothing found among workers that are equal?
+"""A pretrained model, two adapters of it with a skill each, and a rule, as a pool: is routing between them worth it, does a
+router find it, and is nothing found among workers that are equal?
 
 The one adapter is what ``ramify improve`` made of the model on sums; the other was shown the digits of numbers in reverse.
 """
@@ -50,10 +50,8 @@ def tasks() -> list[dict[str, str]]:
     asked += [(*reversal(number), "digits") for number in _numbers()[:EACH]]
     for a, b in generator(0, "orchestrator products").integers(10, 100, (EACH, 2)).tolist():
         asked.append((f"Compute {a} * {b}. Answer with the number only.", str(a * b), "product"))
-    return [
-        {"id": f"{group}-{i}", "prompt": prompt, "answer": answer, "group": group}
-        for i, (prompt, answer, group) in enumerate(asked)
-    ]
+    rows = enumerate(asked)
+    return [{"id": f"{group}-{i}", "prompt": prompt, "answer": answer, "group": group} for i, (prompt, answer, group) in rows]
 
 
 def multiplier(messages: Sequence[dict[str, Any]]) -> str:
@@ -110,9 +108,8 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
         for group, values in means.items():
             checks.mean(f"{worker} on {group}", values)
     promised = table["headroom"]
-    checks.value(
-        "perfect choice over the best single worker", promised["gain"]["value"], promised["tasks"], ">=", 0.15, _ends(promised)
-    )
+    gains = promised["gain"]["value"]
+    checks.value("perfect choice over the best single worker", gains, promised["tasks"], ">=", 0.15, _ends(promised))
     checks.value("routing is said to be worth it", promised["worth"], promised["tasks"], ">=", 1)
     held = routed["held_out"]
     checks.value("router, tasks kept back", held["routed"], held["tasks"])
@@ -124,9 +121,8 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
     checks.value("router - perfect choice, tasks kept back", held["routed"] - routed["oracle"], held["tasks"], ">=", -0.05)
     checks.value("within groups, a perfect choice adds", promised["within_groups"]["value"], promised["tasks"])
     checks.value("null: equal workers, routing is said to be worth it", equal["worth"], equal["tasks"], "<=", 0)
-    checks.value(
-        "null: equal workers, perfect choice over the best", equal["gain"]["value"], equal["tasks"], interval=_ends(equal)
-    )
+    gains = equal["gain"]["value"]
+    checks.value("null: equal workers, perfect choice over the best", gains, equal["tasks"], interval=_ends(equal))
     checks.value("processor seconds without the two copies", table["seconds"] + routed["seconds"] + equal["seconds"], 1)
     return checks
 
@@ -161,12 +157,8 @@ def collected(model: str, seed: int, adder: str, reverser: str) -> dict[str, Any
     """Every worker on every task, five times, and what that promises: one cell."""
     began = _processor()
     folder = place("pool", {"model": model, "seed": seed, "adder": adder, "reverser": reverser}, __name__)
-    workers = [
-        ("model", model, 1.0),
-        ("adder", adder, 1.0),
-        ("reverser", reverser, 1.0),
-        ("rule", f"python:{__name__}:multiplier", 0.01),
-    ]
+    rule = f"python:{__name__}:multiplier"
+    workers = [("model", model, 1.0), ("adder", adder, 1.0), ("reverser", reverser, 1.0), ("rule", rule, 0.01)]
     said = _collected(folder, _pool(folder, workers), tasks(), seed)
     table = read_table(folder / "table")
     groups, means = np.array(table.groups), table.means()

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
@@ -22,7 +23,7 @@ from ramify.methods.earned_code_memory.algorithm import REPAIRS
 from ramify.methods.earned_code_memory.memory import Memory
 from ramify.methods.earned_code_memory.report import difference, faults, replay, report, whole
 from ramify.methods.earned_code_memory.results import ReplayedMemory
-from ramify.methods.earned_code_memory.roles import RoleReply
+from ramify.methods.earned_code_memory.roles import RoleReply, circles
 from ramify.methods.earned_code_memory.tools import ToolBox
 from tests.methods.earned_code_memory.office_notes import (
     APIS,
@@ -366,6 +367,33 @@ def test_a_reflector_may_ask_for_steps_in_full(memory: Memory) -> None:
     assert len(prompts) == 2
     assert "long " * 150 in prompts[1]
     assert "long " * 150 not in prompts[0]
+
+
+def test_a_round_is_asked_at_once_and_does_not_see_its_own_entries(memory: Memory) -> None:
+    prompts: list[str] = []
+    under_way = [0, 0]
+
+    async def slow(prompt: str) -> RoleReply:
+        under_way[0] += 1
+        under_way[1] = max(under_way)
+        await asyncio.sleep(0.01)
+        under_way[0] -= 1
+        prompts.append(prompt)
+        return reflecting([{**PLAN, "title": f"plan {len(prompts)}"}])(prompt)
+
+    for query in QUERIES[:3]:
+        memory.record(query, trajectory(query), True)
+    found = went(memory.reflect(slow, together=2))
+    assert (found.tasks, under_way[1]) == (3, 2)
+    assert ["plan 1" in prompt for prompt in prompts] == [False, False, True]
+
+
+def test_a_reply_in_a_circle_is_noticed() -> None:
+    said = np.arange(200)
+    assert not circles(said)
+    assert circles(np.concatenate((said, np.tile([7, 8, 9], 43))))
+    assert not circles(np.tile([7, 8, 9], 42)), "126 tokens say too little"
+    assert not circles(np.concatenate((np.tile(np.arange(65), 3), said[:1])))
 
 
 def test_rules_reflect_without_a_model(memory: Memory) -> None:

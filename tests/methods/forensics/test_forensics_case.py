@@ -555,3 +555,17 @@ def test_an_undeclared_stack_is_refused_in_python_too() -> None:
     config = CaseConfig(env="x", fields={"a": {"baseline": 1}, "b": {"baseline": 1}}, variants={"v": {"set": {"a": 2, "b": 2}}})  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the case: variant 'v' sets 2 fields"):
         check_case(config)
+
+
+def idle(messages: list[dict[str, Any]]) -> str:
+    """Says nothing that could be done."""
+    return "Let me think about it."
+
+
+@pytest.mark.parametrize(("patience", "replies"), [(5, 5), (2, 2)])
+def test_an_agent_that_names_no_action_is_not_asked_a_thousand_times(tmp_path: Path, patience: int, replies: int) -> None:
+    config = CaseConfig(env="tedious-repair", model=f"{__file__}:idle", n=2, patience=patience)
+    with Case(tmp_path / "case", config) as case:
+        runs = case.play("baseline", {})
+        assert [run.behavior for run in runs] == [None, None]
+        assert [sum(one.role == "assistant" for one in case.messages_of(run)) for run in runs] == [replies, replies]

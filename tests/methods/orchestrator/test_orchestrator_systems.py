@@ -353,6 +353,23 @@ def test_systems_are_compared_on_the_same_samples_and_continue(tmp_path: Path) -
     assert mean_t(own)[0] < 2 / 3
 
 
+@pytest.mark.parametrize(("limits", "at_once"), [({}, 16), ({"calls": 1000.0}, 1)])
+def test_conversations_are_held_at_once_but_not_within_a_limit(limits: dict[str, float], at_once: int) -> None:
+    under_way = [0, 0]
+
+    async def slow(messages: list[dict[str, Any]]) -> str:
+        under_way[0] += 1
+        under_way[1] = max(under_way)
+        await asyncio.sleep(0.01)
+        under_way[0] -= 1
+        return "3"
+
+    pool = ModelPool([PoolWorker("slow", slow)])
+    tasks = TaskSet.of(Task(f"t{i}", {"prompt": "add 1 2", "answer": "3"}) for i in range(20))
+    found = asyncio.run(evaluate([single(pool, 0)], pool, tasks, find_judge("exact"), budget=Budget(limits)))
+    assert (found.systems[0].mean, under_way[1]) == (1.0, at_once)
+
+
 def test_who_is_excluded_is_asked_by_no_system(tmp_path: Path) -> None:
     """Each of the compared systems works with the others; without an exclusion all are asked."""
     asked: set[str] = set()

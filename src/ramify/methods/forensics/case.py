@@ -85,6 +85,8 @@ class CaseConfig(Config):
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     max_reply: int = Field(256, ge=1)
+    patience: int = Field(5, ge=0)
+    """Replies in a row that the environment calls invalid after which a run ends, as at its longest; 0: never."""
     concurrency: int = Field(64, ge=1)
     sentences: Literal["prose", "stops", "lines"] = "prose"
     """What a sentence of a trace is."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ramify.base import codec
 from ramify.base.errors import NeedsError, RamifyError, UserError
@@ -22,7 +22,7 @@ from ramify.base.ledger import Ledger
 from ramify.base.progress import SILENT, Progress
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
-from ramify.env.protocol import Environment, Task, TaskSet, read_task_set
+from ramify.env.protocol import Env, Environment, Observation, Task, TaskSet, read_task_set
 from ramify.methods.forensics import record
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
 from ramify.methods.forensics.experiment import TestResult, corrected
@@ -65,6 +65,46 @@ class Played:
 def counted(runs: Iterable[Played]) -> Counts:
     """Runs with the behaviour among graded ones; the others are missing."""
     return Counts.of(run.behavior for run in runs)
+
+
+class Patient:
+    """An environment that ends an episode after ``patience`` invalid replies in a row: an agent that cannot act is not asked a
+    thousand times."""
+
+    name: str
+    task_set: Callable[..., TaskSet]
+
+    def __init__(self, inner: Environment, patience: int) -> None:
+        self._inner, self._patience = inner, patience
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def make(self) -> Env:
+        """An episode."""
+        episode: Any = PatientEpisode(self._inner.make(), self._patience)
+        return cast(Env, episode)
+
+
+class PatientEpisode:
+    """An episode of :class:`Patient`. A fork counts from its own first reply."""
+
+    def __init__(self, inner: Env, patience: int) -> None:
+        self._inner, self._patience, self._idle = inner, patience, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start ``task``."""
+        self._idle = 0
+        return self._inner.reset(task, seed)
+
+    def step(self, action: str) -> Observation:
+        """One reply."""
+        seen = self._inner.step(action)
+        self._idle = 0 if seen.valid else self._idle + 1
+        return seen if seen.terminated or self._idle < self._patience else replace(seen, truncated=True)
 
 
 class CaseRuns:
@@ -135,7 +175,8 @@ class CaseRuns:
 
     def episodes(self, agent: Agent | None = None) -> Episodes:
         """Episodes of the case's agent, or another, in its environment."""
-        return Episodes(agent or self.agent, self.environment, self.run, self.config.seed)
+        environment = Patient(self.environment, self.config.patience) if self.config.patience else self.environment
+        return Episodes(agent or self.agent, environment, self.run, self.config.seed)
 
     def play(self, cell: str, changes: Mapping[str, Any], n: int | None = None, agent: Agent | None = None) -> list[Played]:
         """``n`` runs (those of the case) of one cell, task after task; those that are stored are read.

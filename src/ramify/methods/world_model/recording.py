@@ -185,8 +185,9 @@ async def _play(
     agent = None
     if not explores:
         agent = make_agent(options.model, None, {"max_tokens": options.max_reply})
-    elif not hasattr(environment, "actions") and not _lists_actions(environment):
-        agent = Agent(explorer(tools_of(environment), options.turns))
+    elif not hasattr(environment, "actions"):
+        tools = tools_of(environment)
+        agent = None if not tools and _lists_actions(environment) else Agent(explorer(tools, options.turns))
     shared = None if agent is None else Episodes(agent, short, run, options.seed)
 
     async def one(number: int) -> bool:
