@@ -1,5 +1,5 @@
-"""An adapter of a pretrained model as the world of a text game that others made (TextWorldExpress's TextWorld Common Sense), beside
-copying, the majority and retrieval; nulls: the model as it is, and games whose answers stand at other turns."""
+"""An adapter of a pretrained model as the world of a text game that others made (TextWorldExpress's TextWorld Common Sense),
+beside copying, the majority and retrieval; nulls: the model as it is, and games whose answers stand at other turns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
     predicted."""
     world = cells.get("world", learnt, model=model, seed=first)
     plan = {arm: {"arm": arm, "model": model, "folder": world["folder"], "seed": first} for arm in ARMS}
-    found = cells.map(compared, plan)
+    found = cells.map(compared, plan, workers=1)  # of two at once each would hold the weights
     checks = Checks((first,))
     own = found["adapter"]
     n = sum(map(len, own["forced"]))
