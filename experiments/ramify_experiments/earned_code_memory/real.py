@@ -35,7 +35,7 @@ from ramify_experiments.models import place
 BANK = "agentdojo:banking"
 RECURS = ("get_most_recent_transactions", "send_money")
 """What several of the bank's tasks, in other words each, are solved by."""
-REFLECTED, NOISE, LONGEST = 6, 4, 192
+REFLECTED, NOISE, LONGEST = 4, 3, 192
 """Tasks and attempts of noise that the model reflects on, and its longest reply in tokens."""
 
 
@@ -170,7 +170,7 @@ async def _first_calls(
     shifted = [*known[1:], *known[:1]]
     arms = {"none": [""] * len(known), "own": [plans[one.id] for one in known], "another's": [plans[one.id] for one in shifted]}
     found: dict[str, Any] = {
-        arm: list(await asyncio.gather(*(right(task, arm, plan) for task, plan in zip(known, given, strict=True))))
+        arm: list(map(int, await asyncio.gather(*(right(task, arm, plan) for task, plan in zip(known, given, strict=True)))))
         for arm, given in arms.items()
     }
     firsts = [paths[task.id][0] for task in known]
