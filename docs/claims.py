@@ -306,10 +306,17 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "nothing": "protocol names clean",
             },
             "The paper has no ground truth; these agents have a motive by construction",
+            real={
+                "a planted false note taken out": "notes taken out: change of the rate",
+                "unchanged pairs that move": "null: unchanged pairs that moved",
+                "asked why, it names the notes": "asked why, it names the notes: notes shown",
+            },
+            real_says="The cause is found, the motive stays undecided: three others were not tested",
         ),
         Claim(
             "The dose of errors moves the shortcut (z = 8.99)",
             {"z where it is the motive": "dose: z on tedium", "fires on others": "dose: fires on the others"},
+            real={"p of the dose of false notes": "dose of false notes: p of the trend"},
         ),
         Claim(
             "Single sentences carry the decision (+.114)", {"planted sentence ranks first": "sentence: planted one ranks first"}
@@ -439,7 +446,14 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "Making tools at first sight costs 47 % more, and half are never called",
             {"construction, eager / paper": "construction, eager / paper", "never called": "eager: tools never called"},
         ),
-        Claim("AppWorld with GPT-4o"),
+        Claim(
+            "AppWorld with GPT-4o",
+            real={
+                "tools let in": "codifier: tools that are let in",
+                "right first call, with its plan - without": "agent: own plan - none",
+            },
+            real_says="AgentDojo's bank: too few weights to write, see the page",
+        ),
     ),
     "judge-evolution": (
         Claim(
@@ -474,6 +488,12 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "in closed loop": "fidelity: exact in closed loop",
             },
             "A small model of three procedural environments, on worlds it has not seen",
+            real={
+                "exact on a text game": "exact on true history: the adapter",
+                "above the best baseline": "exact on true history: the adapter - best baseline, a game",
+                "in closed loop": "exact in closed loop: the adapter",
+            },
+            real_says="An adapter of 20 rows",
         ),
         Claim(
             "Masking turns that repeat their action keeps what informs",
@@ -577,6 +597,11 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "over the cross-fitted oracle": "A3: routed - cross-fitted oracle",
             },
             "Tiny models; the gain is across domains, not within them",
+            real={
+                "over the best single worker": "router - best single worker",
+                "equal workers called worth routing": "null: equal workers, routing is said to be worth it",
+            },
+            real_says="The model, two adapters of it and a rule: across kinds of tasks, not within them",
         ),
         Claim("SWE-Bench Pro 73.7 against 69.2, Terminal-Bench 82.1 against 78.2, nine more benchmarks with frontier models"),
     ),

@@ -27,9 +27,10 @@ from ramify_experiments.verbs import call_verb
 
 STEPS, ROWS = 30, 8
 """Of the second adapter's training: steps, and rows in each."""
-EACH, REPEATS, HOLDOUT = 15, 5, 0.4
+TRIED = 4
+EACH, REPEATS, HOLDOUT = 12, 5, 0.4
 """Tasks of each of three kinds, repeats of every worker on a task, and the share of tasks on which the router is measured."""
-EQUAL = 12
+EQUAL = 8
 """Sums that equal workers answer."""
 
 
@@ -39,7 +40,8 @@ def reversal(number: int) -> tuple[str, str]:
 
 
 def _numbers() -> list[int]:
-    """All numbers of three different digits but 0, in an order that looks random: the first are for tasks."""
+    """All numbers of three different digits but 0, in an order that looks random: four to try things with, those that the
+    adapter is taught, and at the end those of the tasks."""
     fit = [n for n in range(123, 988) if "0" not in str(n) and len(set(str(n))) == 3]
     return [fit[i] for i in generator(0, "orchestrator digits").permutation(len(fit))]
 
@@ -47,7 +49,7 @@ def _numbers() -> list[int]:
 def tasks() -> list[dict[str, str]]:
     """Tasks of three kinds, as ``collect`` takes them."""
     asked = [(str(task.data["prompt"]), str(task.data["want"]), "sum") for task in sums.task_set("eval", EACH)]
-    asked += [(*reversal(number), "digits") for number in _numbers()[:EACH]]
+    asked += [(*reversal(number), "digits") for number in _numbers()[-EACH:]]
     for a, b in generator(0, "orchestrator products").integers(10, 100, (EACH, 2)).tolist():
         asked.append((f"Compute {a} * {b}. Answer with the number only.", str(a * b), "product"))
     rows = enumerate(asked)
@@ -84,7 +86,7 @@ def _teach(model: str, out: Path, seed: int) -> None:
     base = model_folder(model)
     agent, template = load_model(base)
     rows = []
-    for number in _numbers()[EACH : EACH + STEPS * ROWS]:
+    for number in _numbers()[TRIED : TRIED + STEPS * ROWS]:
         prompt, answer = reversal(number)
         asked = list(laid_out(template, [("user", prompt)]))
         tokens = [*asked, *template.tokenizer.encode(answer), template.stop_tokens[0]]
