@@ -27,8 +27,8 @@ UNTAUGHT = 6
 """Held-out games that the model as it is plays: it writes on until ``LONGEST`` tokens."""
 LONGEST = 48
 WHY = (
-    "20 rows are few: it has learnt what is answered to take and put (37 of 51 exact), and neither the form of an inventory (0 of "
-    "7) nor when something is empty inside (5 of 12 openings): see docs/methods/world-model.md"
+    "20 rows are few: it has learnt what is answered to take and put (37 of 51 exact), and neither the form of an inventory "
+    "(0 of 7) nor when something is empty inside (5 of 12 openings): see docs/methods/world-model.md"
 )
 """Why fewer answers are exact than the specification wants of a world model that was trained on 20,000 episodes."""
 ARMS = ("adapter", "as it is", "answers at other turns")
