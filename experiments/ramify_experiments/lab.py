@@ -7,6 +7,7 @@ memory. A cell that other code made is made again: see :mod:`ramify_experiments.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,21 @@ ReproduceReal = Callable[..., Sequence[Check]]
 def cache() -> Path:
     """Where results and what they make are kept: see :func:`ramify.base.files.cache_folder`."""
     return cache_folder()
+
+
+def call_verb(*words: object) -> dict[str, Any]:
+    """What ``ramify WORDS --json`` prints last. Raises what the verb raises, and ValueError where it prints no JSON."""
+    from ramify.cli.main import run
+
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(io.StringIO()):
+        args = [*(str(word) for word in words), "--json"]
+        run(args)
+    lines = printed.getvalue().splitlines()
+    if not lines:
+        raise ValueError(f"`ramify {' '.join(args)}` printed nothing")
+    last: dict[str, Any] = json.loads(lines[-1])
+    return last
 
 
 def sized(name: str, **seeds: int) -> Callable[[Callable[[str, ResultCache, Sequence[int]], Sequence[Check]]], Reproduce]:

@@ -36,13 +36,18 @@ BANK = "agentdojo:banking"
 RECURS = ("get_most_recent_transactions", "send_money")
 """What several of the bank's tasks, in other words each, are solved by."""
 REFLECTED, NOISE, LONGEST = 4, 3, 192
+SILENT = (
+    "asked for the name of a tool and nothing else, the model names none within 12 tokens, with a plan or without: "
+    "see docs/methods/earned-code-memory.md"
+)
+"""Why no plan helps 135 million weights."""
 """Tasks and attempts of noise that the model reflects on, and its longest reply in tokens."""
 
 
 def real(model: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
     """What the model writes, what of it is let in, and whether it goes by what it is given."""
     found = cells.get("memory", studied, model=model, seed=first)
-    checks = Checks((first,))
+    checks = Checks((first,), dict.fromkeys(("agent: own plan - none", "agent: own plan - another's"), SILENT))
     bank, noise, code, agent = found["bank"], found["noise"], found["code"], found["agent"]
     for where, one in (("bank", bank), ("noise", noise)):
         checks.share(f"reflector, {where}: replies that are read", one["read"], one["tasks"])

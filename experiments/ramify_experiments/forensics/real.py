@@ -10,9 +10,8 @@ from ramify.env.protocol import Observation, Task
 from ramify.methods.forensics.factors import Factor, FactorEnvironment, Script, grade
 from ramify.methods.forensics.run import Case
 from ramify.stats.checks import Check
-from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.models import place
-from ramify_experiments.verbs import call_verb
 
 QUESTIONS = (
     ("What is the capital of France?", "The capital of France is {}.", "Paris", "Lyon"),

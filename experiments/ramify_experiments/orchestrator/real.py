@@ -20,17 +20,18 @@ from ramify.base.ids import json_hash
 from ramify.base.seeds import generator
 from ramify.methods.orchestrator.table import headroom, read_table, subset
 from ramify.stats.checks import Check
-from ramify_experiments.lab import Checks, ResultCache, cache
+from ramify_experiments.lab import Checks, ResultCache, cache, call_verb
 from ramify_experiments.models import place
 from ramify_experiments.real import improved, pretrained_name, sums
-from ramify_experiments.verbs import call_verb
 
 STEPS, ROWS = 30, 8
 """Of the second adapter's training: steps, and rows in each."""
 TRIED = 4
-EACH, REPEATS, HOLDOUT = 12, 5, 0.4
+LONGEST = 24
+"""Tokens of a reply, as in the training of the first adapter: at 8 all of its replies were cut before their number."""
+EACH, REPEATS, HOLDOUT = 8, 5, 0.4
 """Tasks of each of three kinds, repeats of every worker on a task, and the share of tasks on which the router is measured."""
-EQUAL = 8
+EQUAL = 5
 """Sums that equal workers answer."""
 
 
@@ -150,7 +151,7 @@ def _pool(folder: Path, workers: Sequence[tuple[str, str, float]]) -> Path:
 def _collected(folder: Path, pool: Path, asked: Sequence[dict[str, str]], seed: int) -> dict[str, Any]:
     """What ``show headroom`` says of a collection in ``folder``."""
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in asked), encoding="utf-8")
-    words = ("--judge", "number", "--n", REPEATS, "--max-tokens", 8, "--seed", seed)
+    words = ("--judge", "number", "--n", REPEATS, "--max-tokens", LONGEST, "--seed", seed)
     call_verb("orchestrator", "collect", pool, "--tasks", folder / "tasks.jsonl", *words, "--out", folder / "table")
     return call_verb("orchestrator", "show", "headroom", folder / "table")
 

@@ -15,9 +15,8 @@ from ramify.methods.world_model.predict import BASELINES, baseline
 from ramify.methods.world_model.training import read_sources
 from ramify.methods.world_model.trajectories import EnvTrajectory
 from ramify.stats.checks import Check
-from ramify_experiments.lab import Checks, ResultCache
+from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.models import place
-from ramify_experiments.verbs import call_verb
 
 GAME = "textworld-express:twc?numLocations=1&numItemsToPutAway=3&includeDoors=0"
 """One room with three things to put away: what is answered follows from what was shown and done."""

@@ -260,10 +260,10 @@ async def evaluate(
             return done[key]
         make = partial(answered, system, task, key)
         async with gate:
-            own = (await make())[0] if run is None else await run.once_awaited(ANSWERED, key, SystemAnswer, make)
+            said = (await make())[0] if run is None else await run.once_awaited(ANSWERED, key, SystemAnswer, make)
         at += 1
         progress.at(at, system.name)
-        return own
+        return said
 
     pairs = [(system, task) for task in tasks for system in systems]
     try:

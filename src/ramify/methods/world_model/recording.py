@@ -81,8 +81,8 @@ def planned(environment: Environment, task: Task, seed: int, env_seed: int, turn
     try:
         env.reset(task, env_seed)
         for _ in range(min(turns, env.max_turns)):
-            own = getattr(env, "actions", None)
-            options = list(own() if own else environment.actions(task, env.snapshot()))  # type: ignore[attr-defined]
+            listing = getattr(env, "actions", None)
+            options = list(listing() if listing else environment.actions(task, env.snapshot()))  # type: ignore[attr-defined]
             if not options:
                 break
             chosen.append(str(options[int(rng.integers(len(options)))]))
