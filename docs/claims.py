@@ -597,6 +597,11 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "over the cross-fitted oracle": "A3: routed - cross-fitted oracle",
             },
             "Tiny models; the gain is across domains, not within them",
+            real={
+                "over the best single worker": "router - best single worker",
+                "equal workers called worth routing": "null: equal workers, routing is said to be worth it",
+            },
+            real_says="The model, two adapters of it and a rule: across kinds of tasks, not within them",
         ),
         Claim("SWE-Bench Pro 73.7 against 69.2, Terminal-Bench 82.1 against 78.2, nine more benchmarks with frontier models"),
     ),
