@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache as remembered
 from pathlib import Path
@@ -31,8 +31,13 @@ def graded_environment(tasks: Iterable[Task]) -> FunctionEnvironment:
 
 
 def _graded(task: Task, answer: str, _state: Any) -> float:
-    numbers = re.findall(r"-?\d+", answer)
-    return float(bool(numbers) and numbers[-1] == str(task.data["want"]))
+    return float(is_right(answer, task.data))
+
+
+def is_right(text: str, data: Mapping[str, Any]) -> bool:
+    """The same as a judge of replies."""
+    numbers = re.findall(r"-?\d+", text)
+    return bool(numbers) and numbers[-1] == str(data["want"])
 
 
 def two_digits(n: int) -> list[tuple[int, int]]:

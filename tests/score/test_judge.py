@@ -288,7 +288,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
         "boxd": "did you mean 'boxed'",
         "number:3": "takes no argument",
         "cmd:": "needs an argument after a colon",
-        "judge:builtin": "needs a prompt here",
         "cmd:/nowhere": "cannot read the judge /nowhere",
         f"cmd:{script}": "must begin with the line that names its program",
         "factory:nowhere:x": "names nothing that can be imported",

@@ -35,7 +35,7 @@ from ramify.methods.judge_evolution.algorithm import (
     decide,
     gate_open,
 )
-from ramify.methods.judge_evolution.ledger import LOOK, QUESTION, AnchorLook, judges_itself
+from ramify.methods.judge_evolution.ledger import LOOK, AnchorLook, judges_itself
 from ramify.methods.judge_evolution.meta import Editor, find_editor, provenance_of
 from ramify.methods.judge_evolution.workspace import (
     Files,
@@ -362,14 +362,10 @@ class Evolution:
         self.past: list[WorkspaceOutcome] = []
         """Outcomes so far, in order; the journal may hold later ones."""
         self.fixed = {
-            name: find_judge(_placed(case.folder, role.judge), question=QUESTION)
-            for name, role in self.config.roles.items()
-            if role.judge
+            name: find_judge(_placed(case.folder, role.judge)) for name, role in self.config.roles.items() if role.judge
         }
         self.truths = {
-            name: find_judge(_placed(case.folder, slot.truth), question=QUESTION)
-            for name, slot in self.config.slots.items()
-            if slot.truth
+            name: find_judge(_placed(case.folder, slot.truth)) for name, slot in self.config.slots.items() if slot.truth
         }
 
     async def go(self) -> EvolvedWorkspaces:
@@ -423,7 +419,7 @@ class Evolution:
     def _first(self, slot: str) -> Judge:
         spec = self.config.slots[slot].judge
         if spec:
-            return find_judge(_placed(self.case.folder, spec), question=QUESTION)
+            return find_judge(_placed(self.case.folder, spec))
         return self._own(slot, 0, self.case.workspace)
 
     def _own(self, slot: str, number: int, files: Files) -> WorkspaceJudge:

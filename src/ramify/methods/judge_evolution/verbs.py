@@ -56,7 +56,7 @@ def _find(spec: str, run: Run | None = None) -> Judge:
             raise UserError(f"stored:{scorer} names scores of a run, and the anchor is a file")
         return ledger.Stored(run, scorer)
 
-    return find_judge(spec, question=ledger.QUESTION, kinds={"stored": stored})
+    return find_judge(spec, kinds={"stored": stored})
 
 
 @app.verb(settings=PromotionConfig, keeps="anchor")

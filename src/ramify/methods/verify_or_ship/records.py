@@ -7,9 +7,11 @@ are stored as every score of a run is, by the name of who gave it, so one critic
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from ramify.base.waiting import wait_for
 from ramify.env.protocol import Task
 from ramify.methods.verify_or_ship.algorithm import Kernel, Likelihood, Tables
 from ramify.methods.verify_or_ship.calibration import CandidateAttempt, CodeCandidate
-from ramify.score.judge import Item, Judge, judged
+from ramify.score.judge import Item, Judge, Judgement, judged, records
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, import_records
 from ramify.trace.formats import Reader
@@ -224,9 +226,10 @@ def ask(
     judges: Mapping[str, Judge],
     report: Callable[[int], object] = lambda done: None,
     begin: Callable[[int], object] = lambda n: None,
+    together: int = 32,
 ) -> int:
-    """Have ``judges`` (scorer -> judge) judge every reply that they have not judged,
-    one commit a candidate; returns how many were judged.
+    """Have ``judges`` (scorer -> judge) judge every reply that they have not judged, ``together`` at once as far as each judge
+    takes them, one commit a candidate; returns how many were judged.
 
     Interrupted, the same call continues. Equal texts of one task are judged once by each judge.
     """
@@ -247,25 +250,31 @@ def ask(
                     work.append((info.name, node, tree.path(node.id), task))
     missing = [one for one in work if any((one[1].id, name) not in done for name in judges)]
     begin(len(missing))
-    known: dict[tuple[str, str, str], Score] = {}
+    known: dict[tuple[str, str, str], asyncio.Task[list[Judgement]]] = {}
+
+    async def judge_it(tree: str, node: Node, path: NodePath, task: Task) -> list[Score]:
+        item, found = Item.of(path, task), []
+        for name, judge in judges.items():
+            if (node.id, name) in done:
+                continue
+            key = (tree, name, node.text)
+            if key not in known:
+                known[key] = asyncio.ensure_future(judged(judge, [item]))
+            (one,) = await known[key]
+            (score, *_) = records(judge, node.id, one)
+            assert isinstance(score, Score)
+            unit = "reward" if name == VERIFIER else CHECK
+            found.append(replace(score, scorer=name, unit=unit, judges={name: judge.identity}))
+        return found
 
     async def all_of_them() -> None:
-        for count, (tree, node, path, task) in enumerate(missing, 1):
-            item = Item.of(path, task)
-            for name, judge in judges.items():
-                if (node.id, name) in done:
-                    continue
-                key = (tree, name, node.text)
-                if key not in known:
-                    (found,) = await judged(judge, [item])
-                    value = None if found.value is None else float(found.value)
-                    evidence = {"failure": found.failure} if found.failure else found.evidence
-                    unit = "reward" if name == VERIFIER else CHECK
-                    known[key] = Score(node.id, name, value, unit, found.confidence, evidence, found.cost, {name: judge.identity})
-                one = known[key]
-                run.add(Score(node.id, name, one.value, one.unit, one.confidence, one.evidence, one.cost, one.judges))
-            run.commit()
-            report(count)
+        count = 0
+        for start in range(0, len(missing), together):
+            for ended in asyncio.as_completed([judge_it(*one) for one in missing[start : start + together]]):
+                run.add(*await ended)
+                run.commit()
+                count += 1
+                report(count)
 
     wait_for(all_of_them())
     return len(missing)
