@@ -105,7 +105,7 @@ def judged(model: str, agent: str, tasks: int, seed: int) -> dict[str, Any]:
             prompts.append(Path(folder) / f"{name}.txt")
             prompts[-1].write_text(text, encoding="utf-8")
         own = f"judge:{model}"
-        found = {
+        found: dict[str, Any] = {
             "model": check(ALWAYS_NO, own, *(f"{own}#{path}" for path in prompts)),
             "coins": check(own, *(f"{here}:coin_{number}" for number in range(COINS))),
             "equals": check(f"{here}:seventy", f"{here}:other_seventy"),

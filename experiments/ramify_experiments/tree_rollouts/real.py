@@ -13,8 +13,8 @@ from ramify_experiments.lab import Checks, ResultCache
 from ramify_experiments.verbs import call_verb
 from ramify_experiments.walk import PLAYED
 
-TASKS, TOKENS = 40, 56
-"""Tasks, and sampled tokens of each: some three and a half attempts from the root."""
+TASKS, TOKENS = 32, 48
+"""Tasks, and sampled tokens of each: some three attempts from the root."""
 ARMS: dict[str, tuple[Sequence[str], int]] = {
     "flat": (("--tree.rule", "flat", "--no-allocate"), 0),
     "flat again": (("--tree.rule", "flat", "--no-allocate"), 1),
@@ -38,7 +38,7 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
     """Groups with mixed outcomes and L1 mass of every arm, and of each against flat attempts as the verb reports it."""
     checks = Checks([first])
     plan = {name: {"model": model, "name": name, "tasks": TASKS, "tokens": TOKENS, "seed": first} for name in ARMS}
-    made = cells.map(arm, plan)
+    made = cells.map(arm, plan, workers=1)  # each process holds the model, its cache and the rows: some 3 GB
     with tempfile.TemporaryDirectory() as folder:
         for name, trees in made.items():
             with Run.create(Path(folder) / name, {}) as run:
