@@ -6,6 +6,9 @@ A method's module ``nulls`` lists its cases as ``CASES``; ``ramify check method 
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,3 +103,18 @@ def verdict(case: KnownCase, found: Sequence[bool]) -> CaseVerdict:
         status="pass" if holds else "known_failure" if case.known_failure else "miss",
         known_failure=case.known_failure,
     )
+
+
+def call_verb(*words: object) -> dict[str, Any]:
+    """What ``ramify WORDS --json`` prints last. Raises what the verb raises, and ValueError where it prints no JSON."""
+    from ramify.cli.main import run
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        args = [*(str(word) for word in words), "--json"]
+        run(args)
+    lines = printed.getvalue().splitlines()
+    if not lines:
+        raise ValueError(f"`ramify {' '.join(args)}` printed nothing")
+    last: dict[str, Any] = json.loads(lines[-1])
+    return last

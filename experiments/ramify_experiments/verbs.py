@@ -6,9 +6,7 @@ method's verbs where nothing is to be found and where something is, and counts w
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import json
 import os
 import platform
@@ -33,7 +31,7 @@ from ramify.render.numbers import interval
 from ramify.render.result import Result, Section, table
 from ramify.stats.checks import Check
 from ramify.stats.intervals import Interval
-from ramify_experiments.cases import CaseVerdict, KnownCase, Repetition, verdict
+from ramify_experiments.cases import CaseVerdict, KnownCase, Repetition, call_verb, verdict
 from ramify_experiments.lab import MADE, Reproduce, ReproduceReal, ResultCache, cache
 from ramify_experiments.real import pretrained_name
 
@@ -348,21 +346,6 @@ def repetitions(slug: str, name: str, seed: int, samples: Sequence[int]) -> list
                 bool(case.run(Repetition(derive_key(seed, "null", place, name, completion) % 2**31, Path(folder), call_verb)))
             )
     return found
-
-
-def call_verb(*words: object) -> dict[str, Any]:
-    """What ``ramify WORDS --json`` prints last. Raises what the verb raises, and ValueError where it prints no JSON."""
-    from ramify.cli.main import run
-
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
-        args = [*(str(word) for word in words), "--json"]
-        run(args)
-    lines = printed.getvalue().splitlines()
-    if not lines:
-        raise ValueError(f"`ramify {' '.join(args)}` printed nothing")
-    last: dict[str, Any] = json.loads(lines[-1])
-    return last
 
 
 # -- where cells are kept, on which machine and code ---------------------------------------------------------------------------

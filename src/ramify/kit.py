@@ -30,6 +30,7 @@ from cyclopts.exceptions import (
 from cyclopts.exceptions import UnusedCliTokensError as UnusedError
 from cyclopts.validators import Number
 
+from ramify.base import paces
 from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, UserError, nearest
 from ramify.base.interrupt import interrupted
 from ramify.base.verdicts import Verdicts, collected
@@ -423,7 +424,10 @@ class StudyVerb(Verb):
         title = Path(out).name if self.folder and not dry else self.maker
         with progress(title, 0, self.unit, kept="" if dry else lambda: self._kept(Path(out), named)) as bar:
             bar.begin(0, phase="load")
-            return self._planned(first, {**given, "bar": bar}) if dry else self.function(*first, bar=bar, **given)
+            if dry:
+                return self._planned(first, {**given, "bar": bar})
+            with paces.measured(self.maker, _model_of(first, given), bar, self.unit) as counted:
+                return self.function(*first, bar=counted, **given)
 
     def _planned(self, first: list[Any], given: dict[str, Any]) -> Any:
         from ramify.render.result import Planned
@@ -432,10 +436,12 @@ class StudyVerb(Verb):
         rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
         asked = {name: value for name, value in given.items() if name in known or (rest and name not in self.UNSEEN)}
         estimate = self.plan(*first, **asked) if self.plan else {}
-        if isinstance(estimate, Planned):
-            return estimate
-        told = {name: str(value) for name, value in given.items() if name not in self.UNSEEN and value is not None}
-        return Planned(first[0].to_json() if first else told, estimate)
+        if not isinstance(estimate, Planned):
+            told = {name: str(value) for name, value in given.items() if name not in self.UNSEEN and value is not None}
+            estimate = Planned(first[0].to_json() if first else told, estimate)
+        costs = estimate.cost_estimate
+        more = paces.seconds(self.maker, _model_of(first, given), self.unit, costs)
+        return replace(estimate, cost_estimate={**costs, **more})
 
     def _kept(self, out: Path, named: bool) -> str:
         """What an interrupted call leaves, and how to continue."""
@@ -446,6 +452,12 @@ class StudyVerb(Verb):
         if self.resumed:
             return f"finished work is kept: continue with `ramify resume {out}`"
         return f"what is done is kept in {out}: the same command{'' if named else f' with --out {out}'} continues"
+
+
+def _model_of(settings: list[Any], given: dict[str, Any]) -> str:
+    """The model that a call is about, as it is named."""
+    named = (given.get(name) or (getattr(settings[0], name, None) if settings else None) for name in ("model", "target", "agent"))
+    return next((" ".join(map(str, name)) if isinstance(name, list) else str(name) for name in named if name), "")
 
 
 def _hints(function: Callable[..., Any], settings: Any) -> dict[str, Any]:

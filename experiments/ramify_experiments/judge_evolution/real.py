@@ -19,9 +19,9 @@ from ramify.model.rendered import laid_out
 from ramify.score.anchor import Anchor, read_anchor
 from ramify.score.judge import IS_RIGHT
 from ramify.stats.ranking import auroc, auroc_interval
+from ramify_experiments.cases import call_verb
 from ramify_experiments.lab import Checks, ResultCache
 from ramify_experiments.real import SUMS, improved, is_right
-from ramify_experiments.verbs import call_verb
 
 TASKS, COINS = 150, 8
 ALWAYS_NO = "regex:(?!)"

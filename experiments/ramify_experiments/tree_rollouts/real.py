@@ -9,8 +9,8 @@ from typing import Any
 
 from ramify.methods.tree_rollouts.record import GrownTree, keep_trees, read_trees
 from ramify.trace.db import Run
+from ramify_experiments.cases import call_verb
 from ramify_experiments.lab import Checks, ResultCache
-from ramify_experiments.verbs import call_verb
 from ramify_experiments.walk import PLAYED
 
 TASKS, TOKENS = 32, 48

@@ -18,9 +18,9 @@ from ramify.base.seeds import generator
 from ramify.methods.verify_or_ship.records import candidates
 from ramify.methods.verify_or_ship.replay import ALWAYS
 from ramify.trace.db import Run
+from ramify_experiments.cases import call_verb
 from ramify_experiments.lab import Checks, ResultCache
 from ramify_experiments.real import SUMS, improved, is_right
-from ramify_experiments.verbs import call_verb
 
 TASKS, SAMPLES = 200, 3
 PRICES = (5.0, 15.0, 30.0, 50.0)
