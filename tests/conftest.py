@@ -17,6 +17,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from suite import Suite
 
+from ramify.base import paces
 from ramify.render import terminal
 
 # A busy machine pauses for seconds, and an example that is sampled anew in every run finds its fault in somebody else's change.
@@ -30,6 +31,7 @@ providers._get_local_constants = Constants
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a verb says of itself by the clock would be among what a test reads of it, on a slow machine.
 terminal.FIRST = 3600.0
+paces.LEAST = float("inf")  # what a call took would be told by the next dry run
 os.environ["RAMIFY_FIRST_LINE"] = "3600"  # of commands that tests start; those in a terminal of theirs say it as ever
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A job in the background of a shell ignores Ctrl-C, and so would the commands that tests start and interrupt.

@@ -122,7 +122,8 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     lines = scores(study)
     assert run("crosscoder", *steer[:5], "--out", tmp_path / "none", *steer[7:], *options, "--dry-run")[0] == 0
     # 4 prompts choose among 6 cells, 8 confirm the best beside 5 controls; both models are scored clean and reconstructed
-    assert told(capsys)["cost_estimate"] == {"prompts": 12, "cells": 6, "replies": 4 * 7 + 8 * 11, "tokens to sample": 3 * 116}
+    wanted = {"prompts": 12, "cells": 6, "replies": 4 * 7 + 8 * 11, "tokens to sample": 3 * 116}
+    assert told(capsys)["cost_estimate"].items() >= wanted.items()
     assert not (tmp_path / "none").exists()
     assert run("crosscoder", *steer, *options)[0] == 0
     assert told(capsys) == result | {"spent": {}, "caveats": []}  # nothing was judged in this call

@@ -235,7 +235,7 @@ def test_a_dry_run_says_what_work_takes_and_makes_nothing(made: Path, asked: Any
         (("eval", pool, "--tasks", tasks, "--out", out, "--router", made / "router"), {"answers": 16 * 5, "calls": 16 * 12}),
     ]
     for words, cost in wanted:
-        assert asked(*words, "--dry-run")["cost_estimate"] == cost
+        assert asked(*words, "--dry-run")["cost_estimate"].items() >= cost.items()
     assert not out.exists()
 
 
