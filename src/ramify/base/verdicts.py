@@ -26,6 +26,8 @@ class Verdicts:
     counts: dict[str, int] = field(default_factory=dict)
     replies: int = 0
     cut: int = 0
+    open: set[str] = field(default_factory=set)
+    """Stored replies (nodes) that were to be judged and that a limit had cut."""
 
     def caveats(self) -> Iterator[str]:
         """What a reader of any result must know of them."""
@@ -34,6 +36,12 @@ class Verdicts:
             yield (
                 f"{self.cut} of {self.replies} replies were cut by their limit of tokens before they ended, and what they lack "
                 "counts against them: raise --max-reply or --max-tokens"
+            )
+
+        if self.open:
+            yield (
+                f"{len(self.open)} of the replies that were to be judged had been cut by their limit of tokens: such replies "
+                "count neither as right nor as wrong"
             )
 
     def constant(self) -> Iterator[str]:
@@ -67,6 +75,13 @@ def judged(name: str, value: bool | float | None) -> None:
     if verdicts is not None and value is not None:
         verdicts.values.setdefault(name, set()).add(float(value))
         verdicts.counts[name] = verdicts.counts.get(name, 0) + 1
+
+
+def left_open(node: str) -> None:
+    """A stored reply was to be judged, and a limit had cut it: it counts neither as right nor as wrong."""
+    verdicts = _collected.get()
+    if verdicts is not None:
+        verdicts.open.add(node)
 
 
 def ended(purpose: str, stops: Iterable[str]) -> None:

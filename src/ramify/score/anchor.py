@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base import verdicts
 from ramify.base.budget import Budget
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
@@ -89,7 +90,7 @@ class Anchor:
 
 def read_anchor(source: Path, truth: str | None = None) -> Anchor:
     """The anchor in a file of JSON lines, or the attempts of a run with the scores of ``truth`` (default:
-    who decides there) as labels.
+    who decides there) as labels, without those whose last reply was cut by its limit of tokens.
 
     A line is ``{id, artefact, label}`` with optional ``prompt``, ``group`` and ``data``; ``artefacts: [first, second]`` instead
     of ``artefact`` is a pair. ``label`` is true, false, 1 or 0. Raises UserError naming line and field on anything else, on an id
@@ -139,8 +140,10 @@ def _attempts(folder: Path, truth: str | None) -> list[Labelled]:
         for info in run.trees():
             for end in ended(run, info.name, deciding):
                 outcome = None if end.score is None else end.success
-                if outcome is not None:
-                    path = run.path(end.node)
+                path = run.path(end.node)
+                if outcome is not None and path.cut:
+                    verdicts.left_open(end.node)
+                elif outcome is not None:
                     group = path.segments[-1][0].data.get("group", "")
                     item = replace(
                         Item.of(path, Task(str(info.task.get("id", info.name)), dict(info.task.get("data") or {}))), id=end.node

@@ -400,7 +400,8 @@ class Question:
     system: str = ""
     max_tokens: int = 1024
     tries: int = 1
-    """Replies that are sampled where one cannot be read; the number of the try is the key's last part where this is above 1."""
+    """Replies that are sampled where one cannot be read, or was cut; the number of the try is the key's last part where this is
+    above 1."""
     together: bool = False
     """All items are shown in one request."""
 
@@ -434,7 +435,7 @@ class Asked:
         return stable_hash("judge", "model", VERSION, question.system, question.prompt, self.model.identity.weights, settings)
 
     async def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """See :class:`Judge`. A provider that fails, and a reply that cannot be read, is a failure of these items."""
+        """See :class:`Judge`. A provider that fails, and a reply that cannot be read or was cut, is a failure of these items."""
         if self.question.together:
             return await self._ask(items)
         return [judgement for group in await asyncio.gather(*(self._ask([item]) for item in items)) for judgement in group]
@@ -452,6 +453,8 @@ class Asked:
                     completion = await reply_to(self._sampler, self.template, messages, self._settings, position)
                     spent["calls"] += 1
                     spent["tokens"] += sampled_tokens(completion)
+                    if completion.stop == "length":
+                        raise ValueError(f"the judge's reply was cut at {self.question.max_tokens} tokens")
                     answer = self.question.read(completion.text, items)
                 except InfrastructureError as error:
                     failure = str(error)

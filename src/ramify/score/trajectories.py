@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ramify.base import verdicts
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.words import plural
 from ramify.trace.aliases import IMPORTED, KNOWN, required
@@ -302,8 +303,8 @@ def run_trajectories(
     """The attempts of a run and, one sentence each, those that cannot be graded.
 
     An attempt is a path to a node with a score by ``scorer`` (to a leaf, in trees without one). Where nodes have tokens these are
-    the row, and the sampled ones the actions; attempts of text alone are laid out by ``layout``.
-    Raises UserError when there is no attempt.
+    the row, and the sampled ones the actions; attempts of text alone are laid out by ``layout``. How one would have ended whose
+    last reply was cut by its limit of tokens is not known. Raises UserError when there is no attempt.
     """
     trajectories, skipped = [], []
     for attempt in views(run, group, scorer):
@@ -311,7 +312,11 @@ def run_trajectories(
             if attempt.broken_off is not None:
                 raise NeedsError("an infrastructure failure cut it off")
             task = attempt.cohort if group is None else attempt.task
-            trajectories.append(path_trajectory(attempt.path, task, attempt.reward, attempt.success, layout))
+            reward, success = attempt.reward, attempt.success
+            if attempt.path.cut and success is not None:
+                verdicts.left_open(attempt.leaf)
+                reward = success = None
+            trajectories.append(path_trajectory(attempt.path, task, reward, success, layout))
         except (NeedsError, UserError) as error:
             skipped.append(f"attempt {attempt.leaf}: {error}")
     if not trajectories and not skipped:

@@ -50,6 +50,11 @@ class Path:
         return sum(kept for _, kept in self.segments)
 
     @property
+    def cut(self) -> bool:
+        """Whether the last reply on it ended at its limit of tokens, and not by itself."""
+        return next((node.stop == "length" for node, _ in reversed(self.segments) if node.role == "assistant"), False)
+
+    @property
     def tokens(self) -> np.ndarray:
         """int32 (T,): the concatenated tokens. Raises NeedsError when a node has text only."""
         return self._array("tokens", np.int32)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ramify.base import verdicts
 from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.files import read_small
@@ -171,7 +172,8 @@ def candidate_nodes(tree: Tree, scored: Mapping[str, Any] | None = None) -> list
 
 
 def candidates(run: Run, verifier: str = VERIFIER) -> list[CandidateAttempt]:
-    """The attempts of a run whose replies were scored. Raises UserError where nothing was, or not by ``verifier``."""
+    """The attempts of a run whose replies were scored; the truth of one that was cut by its limit of tokens is not known. Raises
+    UserError where nothing was scored, or not by ``verifier``."""
     names = {scorer for scorer, _, _ in run.scorers()}
     if verifier not in names:
         raise UserError(
@@ -207,6 +209,9 @@ def _candidate(node: Node, scores: Mapping[str, float | None], verifier: str) ->
     truth = scores.get(verifier)
     if truth not in (None, 0.0, 1.0):
         raise UserError(f"the verifier '{verifier}' gave {truth:g} at node {node.id}; the truth of a candidate is 0 or 1")
+    if node.stop == "length" and truth is not None:
+        verdicts.left_open(node.id)
+        truth = None
     checks = {name: value for name, value in scores.items() if name != verifier}
     payload = node.text or str(node.data.get("payload_hash", ""))
     return CodeCandidate(None if truth is None else bool(truth), checks, payload, node.id)

@@ -1,0 +1,83 @@
+"""Replies that a limit of tokens cut count neither as right nor as wrong, whoever reads them; replies that ended do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.base.verdicts import collected
+from ramify.cli.main import main
+from ramify.env.protocol import Task
+from ramify.model.chat import TagTemplate
+from ramify.model.scripted import ScriptedModel
+from ramify.score.anchor import read_anchor
+from ramify.score.judge import Item, find_judge, judged
+from ramify.score.trajectories import plain_layout, run_trajectories
+from ramify.testing.judge import path_of
+from ramify.trace.db import Run
+from ramify.trace.node import AttemptRecord, Score, make_node
+
+CUT = "3 of the replies that were to be judged had been cut by their limit of tokens"
+
+
+@pytest.fixture
+def half_cut(tmp_path: Path) -> Path:
+    """Six attempts at two tasks, half of them cut: of these one had the answer already."""
+    with Run.create(tmp_path / "run", {}) as run:
+        for task in ("a", "b"):
+            run.add_tree(task, {"id": task, "data": {"prompt": f"say {task}"}})
+            root = make_node(task, None, 0, "root", "")
+            asked = make_node(task, root.id, 0, "user", f"say {task}")
+            run.add(root, asked)
+            for i, stop in enumerate(("eos", "length", "eos") if task == "a" else ("length", "eos", "length")):
+                won = i == 0
+                reply = make_node(task, asked.id, len(asked), "assistant", f"{task}{i}", index=i, stop=stop)
+                run.add(reply, AttemptRecord(reply.id, task, index=i, outcome=won, reward=float(won)))
+                run.add(Score(reply.id, "verifier", float(won)), Score(reply.id, "tests", float(won), "verdict"))
+    return tmp_path / "run"
+
+
+def test_a_judge_whose_reply_was_cut_has_not_judged() -> None:
+    words = "Yes. No, let me think about it again"
+    model = ScriptedModel(lambda messages, key: words, tokens=False)
+    opener: Any = lambda name: (model, None)  # noqa: E731
+    judge = find_judge("judge:m", opener=opener)
+    (found,) = asyncio.run(judged(judge, [Item("4", prompt="2 + 2")]))
+    assert found.value is False
+    cut = ScriptedModel(lambda messages, key: words * 100)
+    (found,) = asyncio.run(
+        judged(find_judge("judge:m", opener=lambda name: (cut, TagTemplate(cut.tokenizer))), [Item("4", prompt="2 + 2")])
+    )
+    assert (found.value, found.failure) == (None, "the judge's reply was cut at 512 tokens")
+
+
+def test_an_item_of_a_path_knows_what_it_replies_to() -> None:
+    item = Item.of(path_of("4", "2 + 2"), Task("t"))
+    assert (item.prompt, item.text) == ("2 + 2", "4")
+
+
+def test_anchors_and_attempts_leave_cut_replies_open(half_cut: Path) -> None:
+    with collected() as verdicts:
+        anchor = read_anchor(half_cut, "verifier")
+    assert [one.item.text for one in anchor.items] == ["a0", "a2", "b1"]
+    assert len(verdicts.open) == 3
+    assert next(verdicts.caveats()).startswith(CUT)
+    with collected() as verdicts, Run.open(half_cut) as run:
+        found, skipped = run_trajectories(run, plain_layout(ScriptedModel(lambda messages, key: "").tokenizer))
+    assert sorted((one.actions, one.success) for one in found if one.success is not None) == [
+        (("a0",), True),
+        (("a2",), False),
+        (("b1",), False),
+    ]
+    assert (skipped, len(found), len(verdicts.open)) == ([], 6, 3)
+
+
+def test_candidates_that_were_cut_have_no_truth(half_cut: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify-or-ship", "calibrate", str(half_cut), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(one["n_right"], one["n_wrong"]) for one in found["critics"]] == [(1, 2)]
+    assert any(caveat.startswith(CUT) for caveat in found["caveats"])
