@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import threading
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.ledger import Ledger
 from ramify.env.protocol import Task
+from ramify.methods.early_decision.judges import find_jury, find_stance_judge
+from ramify.methods.governance.judges import find_survival_jury
+from ramify.methods.implicit_advantage.baselines import find_baseline
 from ramify.model.chat import TagTemplate
 from ramify.model.scripted import ScriptedModel
 from ramify.score.judge import (
@@ -24,9 +28,11 @@ from ramify.score.judge import (
     Each,
     FunctionJudge,
     Item,
+    Judge,
     Judgement,
     Pattern,
     Question,
+    as_asked,
     find_judge,
     judged,
     judged_path,
@@ -390,3 +396,44 @@ def raising() -> Any:
         raise KeyError("z")
 
     return fails
+
+
+FAMILIES = ("regex:x", "equals:x", "number", "jury:regex:x,number", "judge:builtin", "builtin")
+
+
+@pytest.mark.parametrize("spec", FAMILIES)
+def test_every_use_takes_every_family(spec: str) -> None:
+    """What a verb's own finder makes of a judge of each family."""
+    finders: list[Callable[[str], Judge]] = [
+        find_judge,
+        lambda name: find_baseline(name, "grade"),
+        find_stance_judge,
+        lambda name: find_jury([name]),
+        lambda name: find_survival_jury([name]),
+        lambda name: find_judge(name, kinds={"stored": Pattern}),
+    ]
+    for finder in finders:
+        assert finder(spec).identity
+
+
+def test_a_models_name_alone_is_a_judge() -> None:
+    opener: Any = lambda name: (ScriptedModel(lambda messages, key: "yes", name=name, tokens=False), None)  # noqa: E731
+    assert find_judge("chat:m@http://x", opener=opener).name == "judge:chat:m@http://x"
+
+
+def judge_of_two(text: str, data: Any) -> bool:
+    """A judge of one's own."""
+    return text == "x"
+
+
+def model_of_one(messages: Any) -> str:
+    """A model of one's own."""
+    return "yes"
+
+
+def test_an_object_of_ones_own_is_a_judge_or_a_model_by_its_arguments() -> None:
+    here = f"python:{__name__}"
+    assert as_asked(f"{here}:judge_of_two") == f"{here}:judge_of_two"
+    assert as_asked(f"{here}:model_of_one") == f"judge:{here}:model_of_one"
+    assert as_asked("chat:m@http://x") == "judge:chat:m@http://x"
+    assert (as_asked("rules:FILE"), as_asked("head:x", "head")) == ("rules:FILE", "head:x")

@@ -29,7 +29,8 @@ from ramify.base.errors import InfrastructureError, NeedsError, UserError, neare
 from ramify.base.files import reason
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.ledger import Ledger
-from ramify.base.plugins import own_function, own_path, source_of
+from ramify.base.plugins import find_attribute, own_function, own_path, source_of
+from ramify.base.plugins import takes as takes_so_many
 from ramify.env.protocol import Task
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Completion, Model, Prefix, Sampling
@@ -508,9 +509,18 @@ def model_judge(question: Question, opener: Opener | None = None) -> Callable[[s
     return make
 
 
+FAMILIES = ("regex", "equals", "cmd", "jury", "judge")
+"""Words before the colon of judges that every verb takes; beside them functions of one's own, and what is registered."""
+
+
 def as_asked(spec: str, *kinds: str) -> str:
-    """``spec`` where it names a judge (of the family or of ``kinds``), else ``judge:`` of the model it names."""
-    return spec if spec.partition(":")[0] in ("regex", "equals", "cmd", "judge", "jury", *kinds) else f"judge:{spec}"
+    """``spec`` where it names a judge (of any family or of ``kinds``), else ``judge:`` of the model it names. Of the user's own
+    objects a function of two arguments is a judge, anything else a model."""
+    path = own_path(spec)
+    if path is None:
+        return spec if spec.partition(":")[0] in (*FAMILIES, *registry.names("judge"), *kinds) else f"judge:{spec}"
+    named = find_attribute(path[1])
+    return spec if callable(named) and takes_so_many(named, 2) and not hasattr(named, "sample") else f"judge:{spec}"
 
 
 _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
@@ -629,7 +639,8 @@ def find_judge(
 
     ``regex:PATTERN`` (in any case of letters), ``equals:TEXT``, ``exact``, ``number`` and ``boxed`` (as the task's answer),
     ``cmd:./check.sh``, ``FILE.py:FUNCTION`` or ``python:MODULE:FUNCTION`` of ``takes`` (``factory:`` what one returns),
-    ``judge:MODEL`` asked ``question`` (``judge:MODEL#FILE``: the prompt of a file), ``jury:A,B`` or ``jury:["A", "B"]``, or a
+    ``judge:MODEL`` asked ``question`` (``judge:MODEL#FILE``: the prompt of a file), or just MODEL, such as ``chat:NAME@URL``,
+    ``jury:A,B`` or ``jury:["A", "B"]``, or a
     registered one as NAME or NAME:ARGUMENT. ``kinds`` are those of a use of its own, by the word before the colon; ``only`` the
     words it takes, and ``seconds`` what one judgement may take of a command or function. Raises UserError with the nearest name
     where there is none such, naming it ``what``.
@@ -646,8 +657,8 @@ def find_judge(
     def command(argument: str) -> Judge:
         return CommandJudge(FilePath(argument), 10.0 if seconds is None else seconds)
 
-    makers: dict[str, Callable[[str], Judge]] = {"regex": Pattern, "equals": Equals, "cmd": command, "jury": jury}
-    makers |= {"judge": model_judge(question, opener)}
+    families = (Pattern, Equals, command, jury, model_judge(question, opener))
+    makers: dict[str, Callable[[str], Judge]] = dict(zip(FAMILIES, families, strict=True))
     known = [name for name in (*(kinds or {}), *MATCHERS, *makers, "python", "factory") if only is None or name in only]
     if word in known:
         if path is not None:
@@ -668,4 +679,9 @@ def find_judge(
             registered_judge: Judge = registry.named("judge", spec)
             return registered_judge
         known += registered
+    if "judge" in known:
+        from ramify.engine.named import LOCAL
+
+        if kind in (*LOCAL, *registry.names("model")):
+            return makers["judge"](spec)
     raise UserError(f"unknown {what} '{spec if len(spec) < 60 else kind}' ({nearest(kind, set(known))})")
