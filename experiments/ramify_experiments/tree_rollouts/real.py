@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,10 +28,11 @@ ARMS: dict[str, tuple[Sequence[str], int]] = {
 def arm(model: str, name: str, tasks: int, tokens: float, seed: int) -> list[Any]:
     """The trees of one arm."""
     options, other = ARMS[name]
-    spent = ("--tree.unit", "tokens", "--tree-budget", tokens, "--count", tasks, "--seed", seed + other)
+    spent = ("--concurrency", 16, "--tree.unit", "tokens", "--tree-budget", tokens, "--count", tasks, "--seed", seed + other)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         call_verb("rollout", "--tree", "--model", model, *PLAYED, *spent, *options, "--out", run)
+        gc.collect()  # the model of this cell, with its cache, before that of the next
         return [tree.to_json() for tree in read_trees(run)]
 
 
