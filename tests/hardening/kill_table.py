@@ -36,6 +36,7 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("fork run {node} --n 3 --edit {in}/edit.json --json", after="rollout-tokens", repeats=True),
     Verb("why run --first 2 --n 4 --json", after="rollout"),
+    Verb("test run --json", after="rollout"),
     Verb(f"rollout --count 1 --attempts 3 {HALL} --out run --json", name="rollout-hall"),
     Verb("why run --n 24 --json", after="rollout-hall", name="why-describe"),
     Verb("why run --share --n 8 --describe 0 --json", after="rollout-hall", name="why-share"),

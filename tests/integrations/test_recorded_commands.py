@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from chat_server import CODER, ChatServer, call, chat_server, results
 from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.integrations.harnesses.commands import CommandSettings
-from ramify.integrations.harnesses.worktrees import Worktree, base_commit
+from ramify.integrations.harnesses.worktrees import Worktree, base_commit, git
 from ramify.trace.db import Run
 
 CHECK = f"{sys.executable} -c 'from area import area; assert area(3, 4) == 12'"
@@ -111,9 +112,9 @@ def reply_with(text: str) -> str:
 
 
 def left(repo: Path) -> list[str]:
-    """Worktrees that are still there, besides the repository itself."""
-    said = subprocess.run(["git", "-C", str(repo), "worktree", "list"], capture_output=True, text=True, check=True).stdout
-    return said.splitlines()[1:]
+    """Work trees of the repository that are still there."""
+    alternates = Path(tempfile.gettempdir()).glob("ramify-*/worktree/.git/objects/info/alternates")
+    return [str(file) for file in alternates if str(repo) in file.read_text()]
 
 
 def test_a_client_as_it_is_is_recorded_continued_and_forked(
@@ -243,6 +244,39 @@ def test_a_run_from_elsewhere_starts_its_command_on_the_users_word_alone(
         assert "coder.py" in (said := capsys.readouterr().err) or "was not made by" in said
     assert len(server.bodies) == asked
     assert main(["fork", "theirs", node, "--n", "1", "--trust"]) == 0
+
+
+def test_what_an_attempt_does_to_its_branches_stays_in_its_work_tree(repo: Path) -> None:
+    subprocess.run(["git", "-C", str(repo), "config", "user.name", "me"], check=True)
+    subprocess.run(["git", "-C", str(repo), "config", "http.extraheader", "Authorization: secret"], check=True)
+    subprocess.run(["git", "-C", str(repo), "tag", "v1"], check=True)
+    base = base_commit(repo, "HEAD")
+    refs = ["for-each-ref", "--format=%(refname)"]
+    before = git(repo, *refs).splitlines()
+    for _ in range(2):  # the second finds nothing of the first
+        tree = Worktree(repo, base)
+        try:
+            assert git(tree.folder, *refs).splitlines() == before
+            assert git(tree.folder, "config", "user.name") == "me"
+            assert "secret" not in (tree.folder / ".git" / "config").read_text()
+            made = tree.ended(
+                "git checkout -q -b mine && echo new > new.txt && git add -A && git commit -qm mine && git stash list", {}
+            )
+            assert (made.code, made.out) == (0, "")
+            assert (
+                tree.ended("git tag theirs && git branch -D mine 2>&1; git log --oneline | wc -l", {}).out.strip().endswith("2")
+            )
+            step = tree.commit()
+            tree.ended("rm new.txt", {})
+            assert tree.commit() != step
+            tree.back(step)
+            assert (tree.folder / "new.txt").read_text() == "new\n"
+        finally:
+            tree.close()
+    assert [ref for ref in git(repo, *refs).splitlines() if not ref.startswith("refs/ramify/")] == before
+    assert git(repo, "show", f"{step}:new.txt") == "new"  # though the attempt had stored the file with its own objects
+    assert git(repo, "fsck", "--full", "--strict") == ""
+    assert left(repo) == []
 
 
 def test_nothing_outlives_a_command(repo: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Each is the module of its name under ramify.cli.
 VERBS = [
     *("record", "why", "show", "fork", "improve", "rollout", "resume", "serve", "import", "export"),
-    *("doctor", "list", "new", "check", "repro", "completion"),
+    *("test", "doctor", "list", "new", "check", "repro", "completion"),
 ]
 FRONT = """\
 Usage: ramify VERB ... | METHOD VERB ...      (--help after any word; --version)
@@ -35,6 +35,7 @@ An agent failed        record      run any agent as it is, n times, recorded
                        why         which step lost it, what would have helped
                        show        a run in the terminal, or as web pages
                        fork        change one thing at any token, sample on
+                       test        how reliable, and whether a version differs
 Make an agent better   improve     attempts, credit per step, training, report
                        rollout     play tasks with any agent, keep the trees
                        resume      continue what was interrupted

@@ -5,7 +5,7 @@ decides. Where that is who judged it when it ended, the record's outcome is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -159,18 +159,26 @@ def paid(path: Path) -> float | None:
 
 
 def successes(run: Run, deciding: Decider) -> Iterator[tuple[bool, bool | None]]:
-    """Of each attempt and fork of a run: whether it is a fork, and whether it succeeded, by its record and score or by the
-    rewards along it; None where nobody said, and where a failure ended it."""
+    """:func:`successes_in` every tree of a run."""
     failed = {node.id for node in run.failed()}
     for info in run.trees():
-        ends = ended(run, info.name, deciding)
-        if ends:
-            yield from ((end.fork, None if end.node in failed else end.success) for end in ends)
-        elif not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
-            tree = run.tree(info.name)
-            for leaf in tree.leaves():
-                reward = None if leaf.id in failed else paid(tree.path(leaf.id))
-                yield False, None if reward is None else reward > 0
+        yield from successes_in(run, info.name, deciding, failed)
+
+
+def successes_in(
+    run: Run, tree: str, deciding: Decider, failed: Collection[str] | None = None
+) -> Iterator[tuple[bool, bool | None]]:
+    """Of each attempt and fork of a tree: whether it is a fork, and whether it succeeded, by its record and score or by the
+    rewards along it; None where nobody said, and where a failure ended it. ``failed``: the run's nodes at which one did."""
+    failed = {node.id for node in run.failed()} if failed is None else failed
+    ends = ended(run, tree, deciding)
+    if ends:
+        yield from ((end.fork, None if end.node in failed else end.success) for end in ends)
+    elif not np.isnan(run.columns(["reward"], tree=tree)["reward"]).all():
+        whole = run.tree(tree)
+        for leaf in whole.leaves():
+            reward = None if leaf.id in failed else paid(whole.path(leaf.id))
+            yield False, None if reward is None else reward > 0
 
 
 def cut_short(record: AttemptRecord | None, stop: str) -> bool:

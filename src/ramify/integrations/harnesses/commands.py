@@ -132,7 +132,7 @@ class CommandEnvironment(AgentEnvironment):
             place=PLACE,
         )
         self.settings = settings
-        sweep(Path(settings.repo))
+        sweep()
 
     def make(self) -> Env:
         """A fresh episode."""

@@ -1,8 +1,9 @@
-"""A command as an agent, in a git worktree of its own: what its files are after every step is a commit,
+"""A command as an agent, in a work tree of its own: what its files are after every step is a commit,
 and a branch has them from there.
 
-The repository that it was made of is not touched but for commits under ``refs/ramify/``, which keep the recorded states. Files
-that git ignores are not recorded.
+The repository that it was made of is not touched but for commits under ``refs/ramify/``, which keep the recorded states: the
+work tree has refs of its own (a worktree of git shares them, and a branch of one attempt is there in the next), and reads the
+repository's objects where they lie. Files that git ignores are not recorded.
 """
 
 from __future__ import annotations
@@ -41,15 +42,19 @@ MARK = "RAMIFY_WORKTREE"
 """In the environment of everything that runs in a worktree: its mark."""
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "OLDPWD")
 """Variables that would have a command work in another folder."""
+_SETTINGS = (
+    r"^(user|filter|diff|merge)\.|^core\.(autocrlf|eol|safecrlf|filemode|ignorecase|symlinks|excludesfile|attributesfile)$"
+)
+"""Settings of the repository that its work tree has, too: no remote, no credentials, no hooks."""
 MOST_OUTPUT = 1 << 20
 """Bytes that are kept of what a command prints."""
 Popen: TypeAlias = "subprocess.Popen[bytes]"
 
 
-def git(folder: Path, *words: str, index: str = "") -> str:
-    """What a git command says. Raises InfrastructureError where it fails."""
-    env = {**os.environ, **_WHO, **_WHEN, **({"GIT_INDEX_FILE": index} if index else {})}
-    done = subprocess.run(["git", "-C", str(folder), *words], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+def git(folder: Path, *words: str, given: str = "", **env: str) -> str:
+    """What a git command says that gets ``given`` and the variables ``env``. Raises InfrastructureError where it fails."""
+    variables = {**os.environ, **_WHO, **_WHEN, **env}
+    done = subprocess.run(["git", "-C", str(folder), *words], env=variables, capture_output=True, text=True, input=given)
     if done.returncode:
         raise InfrastructureError("env", f"git {words[0]} failed in {folder}: {done.stderr.strip().rpartition(chr(10))[2]}")
     return done.stdout.strip()
@@ -63,6 +68,27 @@ def base_commit(repo: Path | str, base: str) -> str:
         raise UserError(f"{repo} is not a git repository with a commit '{base}'") from None
 
 
+def _check_out(repo: Path, base: str, folder: Path, common: Path) -> None:
+    """A repository in ``folder`` with the files of ``base`` and the branches and tags of ``repo``, whose objects it reads in
+    ``common``."""
+    git(repo, "init", "--quiet", f"--object-format={git(repo, 'rev-parse', '--show-object-format')}", str(folder))
+    inside = folder / ".git"
+    (inside / "objects" / "info").mkdir(parents=True, exist_ok=True)
+    (inside / "objects" / "info" / "alternates").write_text(f"{common / 'objects'}\n", encoding="utf-8")
+    for name in ("shallow", "info/exclude"):
+        if (common / name).is_file():
+            (inside / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(common / name, inside / name)
+    with suppress(InfrastructureError):  # git fails where nothing matches
+        for setting in git(repo, "config", "--local", "--null", "--get-regexp", _SETTINGS).split("\0"):
+            name, _, value = setting.partition("\n")
+            if name:
+                git(folder, "config", "--add", name, value)
+    refs = git(repo, "for-each-ref", "--format=create %(refname) %(objectname)", "refs/heads", "refs/tags")
+    git(folder, "update-ref", "--stdin", given=refs + "\n" if refs else "")
+    git(folder, "checkout", "--quiet", "--detach", base)
+
+
 class Worktree:
     """A fresh checkout of ``base``, and the command that runs in it: in the folder that ``repo`` is of the repository. Raises
     UserError where ``base`` has no such folder."""
@@ -73,9 +99,9 @@ class Worktree:
         self._mark, self._lock, self._closed = secrets.token_hex(16), threading.Lock(), False
         (Path(self._parent.name) / OWNER).write_text(f"{_identity(str(os.getpid()))} {self._mark}")
         self.folder = Path(self._parent.name).resolve() / "worktree"
-        self._index = str(Path(self._parent.name) / "index")
-        with _git:  # two at once would meet at the repository's locks
-            git(repo, "worktree", "add", "--quiet", "--detach", str(self.folder), base)
+        common = Path(repo, git(repo, "rev-parse", "--git-common-dir")).resolve()
+        self._own = {"GIT_INDEX_FILE": str(Path(self._parent.name) / "index"), "GIT_OBJECT_DIRECTORY": str(common / "objects")}
+        _check_out(repo, base, self.folder, common)
         self._last = base
         self._process: Popen | None = None
         self.inside = self.folder / git(repo, "rev-parse", "--show-prefix")
@@ -84,21 +110,21 @@ class Worktree:
             raise UserError(f"the folder {repo} is not in the commit {base[:12]}: commit it, or name another --repo")
 
     def commit(self) -> str:
-        """A commit of the files as they are; neither the branch nor the index that the command sees changes."""
-        if not Path(self._index).exists():
-            git(self.folder, "read-tree", self._last, index=self._index)
-        git(self.folder, "add", "--all", index=self._index)
-        tree = git(self.folder, "write-tree", index=self._index)
-        if tree != git(self.folder, "rev-parse", f"{self._last}^{{tree}}"):
-            self._last = git(self.folder, "commit-tree", tree, "-p", self._last, "-m", "a step of an agent")
-            with _git:
-                git(self.folder, "update-ref", f"refs/ramify/{self._last}", self._last)
+        """A commit of the files as they are, in the repository; the branch and the index that the command sees stay."""
+        if not Path(self._own["GIT_INDEX_FILE"]).exists():
+            git(self.folder, "read-tree", self._last, **self._own)
+        git(self.folder, "add", "--all", **self._own)
+        tree = git(self.folder, "write-tree", **self._own)
+        if tree != git(self.repo, "rev-parse", f"{self._last}^{{tree}}"):
+            self._last = git(self.repo, "commit-tree", tree, "-p", self._last, "-m", "a step of an agent")
+            with _git:  # two at once would meet at the repository's locks
+                git(self.repo, "update-ref", f"refs/ramify/{self._last}", self._last)
         return self._last
 
     def back(self, commit: str) -> None:
         """Make the files those of ``commit``."""
         if self.commit() != commit:
-            git(self.folder, "read-tree", "-u", "--reset", commit, index=self._index)
+            git(self.folder, "read-tree", "-u", "--reset", commit, **self._own)
             self._last = commit
 
     def named(self, value: Any, inside: bool) -> Any:
@@ -157,8 +183,6 @@ class Worktree:
             self._closed = True
         if self._process is not None:
             self._end(self._process)
-        with _git, suppress(InfrastructureError):
-            git(self.repo, "worktree", "remove", "--force", str(self.folder))
         self._parent.cleanup()
 
 
@@ -206,22 +230,17 @@ def _environment(process: Path) -> list[bytes]:
         return []
 
 
-def sweep(repo: Path) -> int:
-    """Remove the worktrees of ``repo`` that a killed process left, end what ran in them; how many there were."""
+def sweep() -> int:
+    """Remove the work trees that killed processes left, end what ran in them; how many there were."""
     count = 0
-    for line in git(repo, "worktree", "list", "--porcelain").splitlines():
-        folder = Path(line.removeprefix("worktree ")) if line.startswith("worktree ") else None
-        if folder is None or folder.name != "worktree" or not folder.parent.name.startswith(PREFIX):
-            continue
+    for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER}"):
         try:
-            owner, mark = (folder.parent / OWNER).read_text().split()
+            owner, name = mark.read_text().split()
         except (OSError, ValueError):
             continue
         if not _alive(owner):
-            end_marked(mark)
-            with _git, suppress(InfrastructureError):
-                git(repo, "worktree", "remove", "--force", str(folder))
-            shutil.rmtree(folder.parent, ignore_errors=True)
+            end_marked(name)
+            shutil.rmtree(mark.parent, ignore_errors=True)
             count += 1
     return count
 

@@ -1,0 +1,86 @@
+"""`ramify test`: pass^k and flip rates of runs, and two versions compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ramify.cli.main import main
+
+AIRLINE = {0: 14, 1: 12, 2: 10, 3: 4, 4: 10}
+"""Tasks by how many of four attempts succeeded: gpt-4o with tool calls in tau-bench's airline, from the trajectories that
+sierra-research/tau-bench publishes; its README says pass^1 to pass^4 .420, .273, .220, .200."""
+
+
+def imported(folder: Path, name: str, attempts: Sequence[tuple[str, float | None]]) -> str:
+    lines = [
+        {
+            "task_id": task,
+            "messages": [{"role": "user", "content": f"Do {task}."}, {"role": "assistant", "content": f"{name} {i}"}],
+            **({} if reward is None else {"reward": reward}),
+        }
+        for i, (task, reward) in enumerate(attempts)
+    ]
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = str(folder / name)
+    assert main(["import", str(folder / f"{name}.jsonl"), "--run", run]) == 0
+    return run
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict:
+    found: dict = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_published_pass_hat_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = [k for k, count in AIRLINE.items() for _ in range(count)]
+    run = imported(tmp_path, "airline", [(str(t), float(i < k)) for t, k in enumerate(tasks) for i in range(4)])
+    capsys.readouterr()
+    assert main(["test", run, "--json"]) == 0
+    found = told(capsys)
+    assert [round(found["all_of"][str(k)]["value"], 3) for k in (1, 2, 3, 4)] == [0.42, 0.273, 0.22, 0.2]
+    assert found["success"]["tasks"] == 50
+    low, high = found["success"]["interval"]
+    assert low < 0.33  # 200 attempts would say .354: attempts at one task are not independent
+    assert high > 0.5
+    assert main(["show", run]) == 0
+    assert "pass^4" in capsys.readouterr().out  # the run keeps it
+
+
+def test_two_versions_and_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = imported(tmp_path, "first", [(t, float(i < k)) for t, k in (("a", 9), ("b", 1), ("c", 5)) for i in range(10)])
+    second = imported(tmp_path, "second", [(t, float(i < k)) for t, k in (("a", 9), ("b", 10), ("d", 5)) for i in range(10)])
+    capsys.readouterr()
+    assert main(["test", second, "--against", first, "--json"]) == 0
+    found = told(capsys)
+    assert found["differing"] == ["b"]
+    assert found["difference"] == pytest.approx(0.45)
+    assert [said for said in found["caveats"] if "alone" in said] == [
+        f"1 task of {first} alone is not compared",
+        f"1 task of {second} alone is not compared",
+    ]
+    assert main(["test", first, "--against", first]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "do not tell the two versions apart" in out
+    assert "A difference of 10 points takes" in out
+
+
+def test_what_cannot_be_counted_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unjudged = imported(tmp_path, "unjudged", [("a", None)])
+    judged = imported(tmp_path, "judged", [("b", 1.0), ("b", None), ("z", 0.0)])
+    capsys.readouterr()
+    for words, said in (
+        ([unjudged], "no attempt of"),
+        ([judged, "--against", unjudged], "no attempt of"),
+        ([judged, "--against", imported(tmp_path, "other", [("y", 1.0)])], "share no task"),
+        ([judged, "--difference", "2"], "--difference lies between 0 and 1"),
+        ([judged, "--scorer", "nobody"], "no score of scorer 'nobody'"),
+    ):
+        assert main(["test", *words]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["test", judged, "--json"]) == 0
+    found = told(capsys)
+    assert "no task has a second attempt" in found["caveats"][0]
