@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache as remembered
@@ -19,6 +20,7 @@ from ramify.base.ids import json_hash
 from ramify.base.seeds import generator
 from ramify.env.protocol import Task
 from ramify.integrations.environments.functions import FunctionEnvironment
+from ramify_experiments.cases import call_verb
 from ramify_experiments.lab import cache
 
 EDITION = 1
@@ -46,6 +48,8 @@ def two_digits(n: int) -> list[tuple[int, int]]:
     return [(10 + int(pair) // 90, 10 + int(pair) % 90) for pair in order]
 
 
+LONGEST = 40
+"""Tokens of an attempt at a sum at most: most of the improved model's end before."""
 SUMS = "python:ramify_experiments.real:sums"
 """The environment of :data:`sums`, as a verb takes it."""
 sums = graded_environment(
@@ -88,3 +92,16 @@ def improved(model: str, env: str = SUMS, seed: int = 0) -> str:
             with suppress(OSError):  # another process was first, and its copy is the same
                 agent.rename(place)
     return f"hf:{place}"
+
+
+def copy_of_attempts(model: str, tasks: int, attempts: int, folder: Path, seed: int = 0) -> Path:
+    """A copy in ``folder`` of a run in which the improved ``model`` made ``attempts`` at each of so many sums.
+
+    Played once a machine and kept; a call that was interrupted goes on.
+    """
+    agent = improved(model, seed=seed)
+    kept = cache() / "recipes" / f"{Path(agent.removeprefix('hf:')).name}-attempts-{tasks}-{attempts}-{EDITION}"
+    sampled = ("--count", tasks, "--attempts", attempts, "--max-reply", LONGEST, "--seed", seed)
+    call_verb("rollout", "--model", agent, "--env", SUMS, *sampled, "--out", kept)
+    shutil.copytree(kept, folder / "run")
+    return folder / "run"

@@ -21,9 +21,9 @@ from ramify.score.judge import IS_RIGHT
 from ramify.stats.ranking import auroc, auroc_interval
 from ramify_experiments.cases import call_verb
 from ramify_experiments.lab import Checks, ResultCache
-from ramify_experiments.real import SUMS, improved, is_right
+from ramify_experiments.real import copy_of_attempts, is_right
 
-TASKS, COINS = 150, 8
+TASKS, ATTEMPTS, COINS = 60, 3, 8
 ALWAYS_NO = "regex:(?!)"
 PROMPTS = {
     "answer first": "{prompt}\nIs {text} the right answer? Say the right answer first, then yes or no.",
@@ -89,12 +89,11 @@ def log_odds(model: str, anchor: Anchor) -> list[float]:
     return found
 
 
-def judged(model: str, agent: str, tasks: int, seed: int) -> dict[str, Any]:
-    """What the verbs say of every judge on attempts of ``agent``."""
+def judged(model: str, tasks: int, seed: int) -> dict[str, Any]:
+    """What the verbs say of every judge on attempts of the improved ``model``."""
     here = f"python:{__name__}"
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        call_verb("rollout", "--model", agent, "--env", SUMS, "--count", tasks, "--max-reply", 32, "--seed", seed, "--out", run)
+        run = copy_of_attempts(model, tasks, ATTEMPTS, Path(folder), seed)
 
         def check(against: str, *judges: str) -> dict[str, Any]:
             asked = [word for judge in judges for word in ("--judge", judge)]
@@ -124,7 +123,7 @@ def judged(model: str, agent: str, tasks: int, seed: int) -> dict[str, Any]:
 def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
     """Whether the model can be told from chance as a judge, and whether judges that are no better are kept out."""
     checks = Checks([first])
-    found = cells.get("judged", judged, model=model, agent=improved(model), tasks=TASKS, seed=first)
+    found = cells.get("judged", judged, model=model, tasks=TASKS, seed=first)
     labels, odds = np.array(found["labels"]), found["log-odds"]
     checks.share("sums: replies right", int(labels.sum()), len(labels))
     for name, one in zip(("own question", *PROMPTS), found["model"]["challengers"], strict=True):

@@ -20,9 +20,9 @@ from ramify.methods.verify_or_ship.replay import ALWAYS
 from ramify.trace.db import Run
 from ramify_experiments.cases import call_verb
 from ramify_experiments.lab import Checks, ResultCache
-from ramify_experiments.real import SUMS, improved, is_right
+from ramify_experiments.real import copy_of_attempts, is_right
 
-TASKS, SAMPLES = 200, 3
+TASKS, SAMPLES = 60, 3
 PRICES = (5.0, 15.0, 30.0, 50.0)
 """Of the verifier; a right delivery pays 100."""
 COSTS = ("tests=2", "review=5", "coin=2", "other coin=2")
@@ -50,14 +50,12 @@ def other_coin(text: str, data: Any) -> bool:
     return _tossed(text, data, "other coin") < 0.5
 
 
-def attempts(model: str, agent: str, tasks: int, seed: int) -> list[dict[str, Any]]:
+def attempts(model: str, tasks: int, seed: int) -> list[dict[str, Any]]:
     """Records of ``SAMPLES`` fresh samples a task, with what every critic and the verifier say of each."""
     here = f"python:{__name__}"
     critics = {"tests": f"{here}:tests", "review": f"judge:{model}", "coin": f"{here}:coin", "other coin": f"{here}:other_coin"}
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        sampled = ("--count", tasks, "--attempts", SAMPLES, "--max-reply", 32, "--seed", seed)
-        call_verb("rollout", "--model", agent, "--env", SUMS, *sampled, "--out", run)
+        run = copy_of_attempts(model, tasks, SAMPLES, Path(folder), seed)
         asked = [word for name, spec in critics.items() for word in ("--judge", f"{name}={spec}")]
         call_verb("verify-or-ship", "calibrate", run, *asked, "--verify", "python:ramify_experiments.real:is_right")
         with Run.open(run) as opened:
@@ -92,9 +90,11 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
     """Planning against always shipping, always verifying, the test as gate and the best fixed rule; and with critics that know
     nothing."""
     checks = Checks([first])
-    records = cells.get("attempts", attempts, model=model, agent=improved(model), tasks=TASKS, seed=first)
+    records = cells.get("attempts", attempts, model=model, tasks=TASKS, seed=first)
     found, null = replayed(records, ("tests", "review")), replayed(records, ("coin", "other coin"))
-    checks.share("sums: candidates right", sum(map(bool, (one["Y"] for one in records))), len(records))
+    known = [bool(one["Y"]) for one in records if one["Y"] is not None]
+    checks.share("sums: candidates right, of those that ended", sum(known), len(known))
+    checks.share("sums: candidates that their limit of tokens cut", len(records) - len(known), len(records))
     tables = found["tables"]
     for one in tables["critics"]:
         if one["history"] == "first":
@@ -102,7 +102,7 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
                 value, n, interval = (one[name.format(truth)] for name in ("pass_{}", "n_{}", "interval_{}"))
                 checks.value(f"{one['critic']} passes {truth} first candidates", value, n, interval=tuple(interval))
     checks.value("a fresh sample repairs, of those that differ", tables["kernel"]["fix"], tables["kernel"]["n"])
-    beliefs = list(found["beliefs"]["candidates"])
+    beliefs = [one for one in found["beliefs"]["candidates"] if one["right"] is not None]
     belief, right = (np.array([float(one[name]) for one in beliefs]) for name in ("belief", "right"))
     checks.paired("Brier score, belief - prior alone", (belief - right) ** 2, (right.mean() - right) ** 2, "<", 0.0)
     for name, value in found["beliefs"]["prr"].items():
