@@ -117,6 +117,7 @@ def judged(model: str, tasks: int, seed: int) -> dict[str, Any]:
         anchor = read_anchor(run)
         found["log-odds"] = log_odds(model, anchor)
         found["labels"] = anchor.labels.tolist()
+        found["tasks"] = [str(one.item.data["prompt"]) for one in anchor.items]
     return found
 
 
@@ -136,7 +137,7 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
             checks.value(f"{name}: balanced accuracy", one["balanced"], one["items"] - one["missing"])
     checks.value("prompts of the model that may take over from a judge that always says no",
                  int(found["model"]["promote"]), len(PROMPTS) + 1)  # fmt: skip
-    interval = auroc_interval(odds, labels, range(len(labels)))
+    interval = auroc_interval(odds, labels, found["tasks"])
     checks.value("log-odds of yes: AUROC", auroc(odds, labels) or 0.5, len(labels), interval=interval)
     checks.value("null: coins that may take over from the model", int(found["coins"]["promote"]), COINS, "<=", 0)
     checks.value("null: an equal judge may take over", int(found["equals"]["promote"]), len(labels), "<=", 0)
