@@ -234,6 +234,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "sampled, SFT / base": "table: golden SFT / base",
                 "RL / base": "table: RL / base",
             },
+            real_says="Not tried: it is about what training does to a walker of mazes, and `--detector` takes a model only to "
+            "read replies",
         ),
         Claim(
             "Distilling what RL does, mistakes and recoveries included, keeps it; loops erased, it is lost",
@@ -516,6 +518,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             },
             "Without a model: transforms by findings against transforms in random order, and one ridge regression from three "
             "sets of features",
+            real_says="Not tried: `--proposer` takes a model, which has to write whole kernels that compile; the paper's was a "
+            "frontier model",
         ),
         Claim(
             "Tree search beats greedy (4.60 against 3.65)",
@@ -590,6 +594,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             },
             "Scripted roles in the place of the paper's model, and theories of five known families; better than the best of "
             "them without revision",
+            real_says="Not tried: `--proposer` takes a model, which has to write theories as programs and to argue for them",
         ),
         Claim(
             "Noise in the actions costs accuracy (.029)",
