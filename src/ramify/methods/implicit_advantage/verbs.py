@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ramify.base import codec
+from ramify.base import codec, paces
 from ramify.base.errors import EXIT_DONE, EXIT_NEEDS, NeedsError, UserError
 from ramify.base.ledger import Ledger
 from ramify.base.words import plural
@@ -28,7 +28,7 @@ from ramify.methods.implicit_advantage.run import (
 )
 from ramify.model.pair import IncompatiblePairError, Pair
 from ramify.render.numbers import p_value
-from ramify.render.result import Planned, Result, Section
+from ramify.render.result import Cell, Planned, Result, Section
 from ramify.render.terminal import progress
 from ramify.score.steps import write_rows
 from ramify.score.trajectories import MessageLayout, chat_layout, load_trajectories, plain_layout
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 EXIT_PARTIAL = EXIT_NEEDS
 BLAME = "implicit-advantage blame"
+SCORING = "implicit-advantage score"
 LISTED = 40
 """Attempts named one by one on the terminal."""
 
@@ -110,12 +111,14 @@ def score(
     attempts, skipped = load_trajectories(trajectories, layout, scorer, form)
     if dry_run:
         tokens = sum(min(len(attempt.tokens), config.max_length) for attempt in attempts)
-        estimate = {
+        estimate: dict[str, Cell] = {
             "attempts": len(attempts),
             "steps": sum(attempt.n for attempt in attempts),
             "skipped": len(skipped),
             "tokens_each_model_reads": tokens if pair else 0,
+            "rows": 2 * len(attempts),
         }
+        estimate |= paces.seconds(SCORING, policy or "", "rows", estimate)
         return Planned(options.to_json(), estimate, caveats=tuple(f"skipped: {why}" for why in skipped))
     made = {"policy": "" if pair is None else pair.policy.name, "reference": "" if pair is None else pair.reference.name}
     begin: Callable[[], Run] | None = None
@@ -125,7 +128,11 @@ def score(
             begin().close()  # another run is there, say, which is known before anything is graded
     grader = AdvantageScorer(pair, config, noise_rows=4)
     total = 0
-    with progress("score", 2 * len(attempts), "rows", kept=f"nothing was written to {out or folder}") as bar:
+    kept = f"nothing was written to {out or folder}"
+    with (
+        progress("score", 2 * len(attempts), "rows", kept=kept) as line,
+        paces.measured(SCORING, policy or "", line, "rows") as bar,
+    ):
 
         def on_rows(rows: int) -> None:
             nonlocal total
