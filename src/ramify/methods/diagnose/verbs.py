@@ -75,8 +75,9 @@ def _plan(options: LocalizeConfig, issue: str, repo: str, model: str | None, sam
     snapshot, caveats = _opened(repo)
     for caveat in caveats:
         say(f"warning: {caveat}")
-    calls = 0 if model is None else samples * (options.turns + 1) + (samples > 1)
-    return {"files": len(snapshot.paths), "skipped": len(snapshot.skipped), "model_calls": calls}
+    turns = samples * (options.turns + 1)
+    calls = 0 if model is None else turns + (samples > 1)
+    return {"files": len(snapshot.paths), "skipped": len(snapshot.skipped), "turns": turns, "model_calls": calls}
 
 
 @app.study(settings=LocalizeConfig, plan=_plan, unit="turns")

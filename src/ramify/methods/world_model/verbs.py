@@ -88,6 +88,7 @@ def _training_costs(settings: WorldTraining, sources: list[Path], model: str, fo
     rows = training.world_rows(trajectories, kept, start.template, min(settings.context, start.model.context))
     return {
         "weights": sum(w.numel() for w in start.model.module.parameters()),
+        "steps": settings.steps,
         "rows": len(rows),
         "observation tokens": sum(int(row.mask.sum()) for row in rows),
         "tokens to run": int(settings.steps * settings.rows * (sum(len(row.tokens) for row in rows) / max(1, len(rows)))),
