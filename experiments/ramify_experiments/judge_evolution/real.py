@@ -23,15 +23,11 @@ from ramify_experiments.cases import call_verb
 from ramify_experiments.lab import Checks, ResultCache
 from ramify_experiments.real import copy_of_attempts, is_right
 
-TASKS, ATTEMPTS, COINS = 60, 3, 8
+TASKS, ATTEMPTS, SCORED, COINS = 60, 3, 72, 8
 ALWAYS_NO = "regex:(?!)"
-PROMPTS = {
-    "answer first": "{prompt}\nIs {text} the right answer? Say the right answer first, then yes or no.",
-    "examples": "Task: Compute 12 + 15.\nReply: 27\nRight? yes\n\nTask: Compute 40 + 38.\nReply: 88\nRight? no\n\n"
-    "Task: Compute 61 + 17.\nReply: 78\nRight? yes\n\nTask: Compute 55 + 29.\nReply: 74\nRight? no\n\n"
-    "Task: {prompt}\nReply: {text}\nRight?",
-}
-"""Tried beside the verb's own question, and no others."""
+ANSWER_FIRST = "{prompt}\nIs {text} the right answer? Say the right answer first, then yes or no."
+"""A prompt that was tried beside the verb's own question. A third, with four examples, was tried on 40 replies by hand: the model
+replied to half of them with numbers and to none with yes."""
 
 
 def _errs(text: str, data: Mapping[str, Any], name: str, right: float) -> bool:
@@ -99,14 +95,12 @@ def judged(model: str, tasks: int, seed: int) -> dict[str, Any]:
             asked = [word for judge in judges for word in ("--judge", judge)]
             return call_verb("judge-evolution", "check", run, "--against", against, *asked)
 
-        prompts = []
-        for name, text in PROMPTS.items():
-            prompts.append(Path(folder) / f"{name}.txt")
-            prompts[-1].write_text(text, encoding="utf-8")
-        own = f"judge:{model}"
+        prompt = Path(folder) / "answer-first.txt"
+        prompt.write_text(ANSWER_FIRST, encoding="utf-8")
+        call_verb("judge-evolution", "rescore", run, "asked", "--judge", f"judge:{model}")
         found: dict[str, Any] = {
-            "model": check(ALWAYS_NO, own, *(f"{own}#{path}" for path in prompts)),
-            "coins": check(own, *(f"{here}:coin_{number}" for number in range(COINS))),
+            "model": check(ALWAYS_NO, "stored:asked", f"judge:{model}#{prompt}"),
+            "coins": check("stored:asked", *(f"{here}:coin_{number}" for number in range(COINS))),
             "equals": check(f"{here}:seventy", f"{here}:other_seventy"),
             "better": check(f"{here}:seventy", f"{here}:ninety"),
         }
@@ -115,7 +109,7 @@ def judged(model: str, tasks: int, seed: int) -> dict[str, Any]:
         for name, judge in {"refused": f"{here}:coin_0", "promoted": f"{here}:ninety"}.items():
             found[name] = call_verb("judge-evolution", "promote", run, "reviewer", *promoted, "--judge", judge)
         anchor = read_anchor(run)
-        found["log-odds"] = log_odds(model, anchor)
+        found["log-odds"] = log_odds(model, Anchor(anchor.items[:SCORED]))
         found["labels"] = anchor.labels.tolist()
         found["tasks"] = [str(one.item.data["prompt"]) for one in anchor.items]
     return found
@@ -127,7 +121,7 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
     found = cells.get("judged", judged, model=model, tasks=TASKS, seed=first)
     labels, odds = np.array(found["labels"]), found["log-odds"]
     checks.share("sums: replies right", int(labels.sum()), len(labels))
-    for name, one in zip(("own question", *PROMPTS), found["model"]["challengers"], strict=True):
+    for name, one in zip(("own question", "answer first"), found["model"]["challengers"], strict=True):
         checks.share(f"{name}: without an answer", one["missing"], one["items"])
         for what, of in (("sensitivity", "right replies accepted"), ("specificity", "wrong replies refused")):
             share = one[what]
@@ -135,10 +129,10 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
                 checks.value(f"{name}: {of}", share["value"], share["n"], interval=tuple(share["interval"]))
         if one["balanced"] is not None:
             checks.value(f"{name}: balanced accuracy", one["balanced"], one["items"] - one["missing"])
-    checks.value("prompts of the model that may take over from a judge that always says no",
-                 int(found["model"]["promote"]), len(PROMPTS) + 1)  # fmt: skip
-    interval = auroc_interval(odds, labels, found["tasks"])
-    checks.value("log-odds of yes: AUROC", auroc(odds, labels) or 0.5, len(labels), interval=interval)
+    checks.value("prompts of the model that may take over from a judge that always says no", int(found["model"]["promote"]), 2)
+    there, tasks = labels[: len(odds)], found["tasks"][: len(odds)]
+    interval = auroc_interval(odds, there, tasks)
+    checks.value("log-odds of yes: AUROC", auroc(odds, there) or 0.5, len(odds), interval=interval)
     checks.value("null: coins that may take over from the model", int(found["coins"]["promote"]), COINS, "<=", 0)
     checks.value("null: an equal judge may take over", int(found["equals"]["promote"]), len(labels), "<=", 0)
     better = "planted: a judge that is right on nine of ten may take over from seven of ten"
