@@ -14,8 +14,8 @@ from ramify_experiments.cases import call_verb
 from ramify_experiments.lab import Checks, ResultCache
 from ramify_experiments.walk import PLAYED
 
-TASKS, TOKENS = 32, 48
-"""Tasks, and sampled tokens of each: some three attempts from the root."""
+TASKS, TOKENS = 24, 40
+"""Tasks, and sampled tokens of each: two to three attempts from the root."""
 ARMS: dict[str, tuple[Sequence[str], int]] = {
     "flat": (("--tree.rule", "flat", "--no-allocate"), 0),
     "flat again": (("--tree.rule", "flat", "--no-allocate"), 1),
