@@ -12,7 +12,7 @@ from ramify.env.protocol import Observation, Task, TaskSet
 
 TOP, TURNS = 9, 8
 """The largest number, and the most turns of an attempt."""
-WALK = "python:ramify_experiments.walk:Walk"
+WALK = "python:ramify_experiments.walk:WalkEnvironment"
 """The environment, as a verb takes it."""
 PLAYED = ("--env", WALK, "--max-reply", 4, "--temperature", 0.7)
 """How it is played: at the full temperature a small model talks of something else."""
@@ -60,7 +60,7 @@ class WalkEpisode:
         return f"{self._at} to {self._goal}"
 
 
-class Walk:
+class WalkEnvironment:
     """Walks from a number to another, up to five steps away: 70 tasks, the same ones in every split."""
 
     name = "walk"

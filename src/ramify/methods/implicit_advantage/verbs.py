@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,7 +31,7 @@ from ramify.render.numbers import p_value
 from ramify.render.result import Cell, Planned, Result, Section
 from ramify.render.terminal import progress
 from ramify.score.steps import write_rows
-from ramify.score.trajectories import MessageLayout, chat_layout, load_trajectories, plain_layout
+from ramify.score.trajectories import MessageLayout, Trajectory, chat_layout, load_trajectories, plain_layout
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, Score
 from ramify.trace.sources import conclude, run_folder
@@ -110,16 +110,7 @@ def score(
         raise UserError(f"{' and '.join(asking)} {'ask' if len(asking) > 1 else 'asks'} for a pair of models: name --policy")
     attempts, skipped = load_trajectories(trajectories, layout, scorer, form)
     if dry_run:
-        tokens = sum(min(len(attempt.tokens), config.max_length) for attempt in attempts)
-        estimate: dict[str, Cell] = {
-            "attempts": len(attempts),
-            "steps": sum(attempt.n for attempt in attempts),
-            "skipped": len(skipped),
-            "tokens_each_model_reads": tokens if pair else 0,
-            "rows": 2 * len(attempts),
-        }
-        estimate |= paces.seconds(SCORING, policy or "", "rows", estimate)
-        return Planned(options.to_json(), estimate, caveats=tuple(f"skipped: {why}" for why in skipped))
+        return _planned(options, attempts, skipped, policy)
     made = {"policy": "" if pair is None else pair.policy.name, "reference": "" if pair is None else pair.reference.name}
     begin: Callable[[], Run] | None = None
     if out is not None:
@@ -144,6 +135,20 @@ def score(
         except NeedsError as error:  # an adapter that cannot be added, a server without what --confidence needs
             raise IncompatiblePairError(str(error)) from error
     return _kept(scored, skipped + failed, pair, folder, begin)
+
+
+def _planned(options: AdvantageConfig, attempts: Sequence[Trajectory], skipped: Sequence[str], policy: str | None) -> Planned:
+    """What grading takes."""
+    tokens = sum(min(len(attempt.tokens), options.max_length) for attempt in attempts)
+    estimate: dict[str, Cell] = {
+        "attempts": len(attempts),
+        "steps": sum(attempt.n for attempt in attempts),
+        "skipped": len(skipped),
+        "tokens_each_model_reads": tokens if policy is not None else 0,
+        "rows": 2 * len(attempts),
+    }
+    estimate |= paces.seconds(SCORING, policy or "", "rows", estimate)
+    return Planned(options.to_json(), estimate, caveats=tuple(f"skipped: {why}" for why in skipped))
 
 
 def _open(
