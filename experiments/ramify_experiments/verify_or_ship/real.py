@@ -32,8 +32,8 @@ SHIP = ("--stop", "ship", "--loss", 100)
 
 
 _FEW = (
-    "from 60 tasks, and a fifth of the candidates cut, the tables are too uncertain: the plan expects 11 to 21 more than it gets: "
-    "docs/methods/verify-or-ship.md, on a real model"
+    "from 60 tasks, and a fifth of the candidates cut, the tables are too uncertain: the plan expects 11 to 21 more than it "
+    "gets: docs/methods/verify-or-ship.md, on a real model"
 )
 KNOWN = {
     "bayes - best fixed rule, worst price": _FEW,
