@@ -72,12 +72,12 @@ def measured(verb: str, model: str, bar: Progress, unit: str) -> Iterator[Progre
     try:
         yield counted
     finally:
-        made = VerbPace(verb, model, time.monotonic() - begun, counted.units, REPLIES.sampled - sampled)
-        if made.seconds >= LEAST and (made.units or made.tokens):
-            others = [one for one in known() if (one.verb, one.model) != (verb, model)]
+        latest = VerbPace(verb, model, time.monotonic() - begun, counted.units, REPLIES.sampled - sampled)
+        if latest.seconds >= LEAST and (latest.units or latest.tokens):
+            others = [pace for pace in known() if (pace.verb, pace.model) != (verb, model)]
             with suppress(OSError, RamifyError):  # a cache that cannot be written to costs the next dry run its seconds
                 _file().parent.mkdir(parents=True, exist_ok=True)
-                write_whole(_file(), json.dumps([asdict(one) for one in [*others, made]]) + "\n")
+                write_whole(_file(), json.dumps([asdict(pace) for pace in [*others, latest]]) + "\n")
 
 
 def seconds(verb: str, model: str, unit: str, estimate: Mapping[str, object]) -> dict[str, float | str]:
@@ -88,17 +88,17 @@ def seconds(verb: str, model: str, unit: str, estimate: Mapping[str, object]) ->
     """
     if any("seconds" in name for name in estimate):
         return {}
-    paces = [one for one in reversed(known()) if one.model == model]
+    paces = [pace for pace in reversed(known()) if pace.model == model]
     total = estimate.get(unit)
-    for one in paces:
-        if one.verb == verb and one.units and isinstance(total, int | float):
-            done = plural(round(one.units), unit.removesuffix("s"))
-            return _told(total * one.seconds / one.units, f"{done} of its last call here")
+    for pace in paces:
+        if pace.verb == verb and pace.units and isinstance(total, int | float):
+            done = plural(round(pace.units), unit.removesuffix("s"))
+            return _told(total * pace.seconds / pace.units, f"{done} of its last call here")
     tokens = next((float(value) for name in TOKENS if isinstance(value := estimate.get(name), int | float)), None)
-    for one in paces:
-        if tokens is not None and one.tokens:
-            done = plural(round(one.tokens), "token")
-            return _told(tokens * one.seconds / one.tokens, f"{done} of the last `ramify {one.verb}` here")
+    for pace in paces:
+        if tokens is not None and pace.tokens:
+            done = plural(round(pace.tokens), "token")
+            return _told(tokens * pace.seconds / pace.tokens, f"{done} of the last `ramify {pace.verb}` here")
     about = f" with {model}" if model else ""
     return {"seconds": f"not known: no such call{about} was made on this machine yet"}
 

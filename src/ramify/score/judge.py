@@ -510,7 +510,7 @@ def model_judge(question: Question, opener: Opener | None = None) -> Callable[[s
 
 
 FAMILIES = ("regex", "equals", "cmd", "jury", "judge")
-"""Words before the colon of judges that every verb takes; beside them functions of one's own, and what is registered."""
+"""Words before the colon of judges that every verb takes; beside them functions of your own, and what is registered."""
 
 
 def as_asked(spec: str, *kinds: str) -> str:

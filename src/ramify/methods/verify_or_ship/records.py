@@ -181,28 +181,28 @@ def candidates(run: Run, verifier: str = VERIFIER) -> list[CandidateAttempt]:
             "with --verifier, "
             "or give --judge and --verify so that they are asked now"
         )
-    found = []
+    attempts = []
     for info in sorted(run.trees(), key=lambda info: info.name):
         scores = _scores(run, info.name)
         if not scores:
             continue
         instance = str(info.task.get("id", info.name))
         for _, nodes in candidate_nodes(run.tree(info.name), scores):
-            found.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], verifier) for node in nodes)))
-    return found
+            attempts.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], verifier) for node in nodes)))
+    return attempts
 
 
 def unverified(run: Run) -> list[CandidateAttempt]:
     """The attempts of a run that critics have scored and no verifier. Raises UserError where nothing was scored."""
-    found = []
+    attempts = []
     for info in sorted(run.trees(), key=lambda info: info.name):
         scores = _scores(run, info.name)
         instance = str(info.task.get("id", info.name))
         for _, nodes in candidate_nodes(run.tree(info.name), scores) if scores else ():
-            found.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], "") for node in nodes)))
-    if not found:
+            attempts.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], "") for node in nodes)))
+    if not attempts:
         raise UserError(f"{run.folder} holds no candidate that a critic has scored")
-    return found
+    return attempts
 
 
 def _candidate(node: Node, scores: Mapping[str, float | None], verifier: str) -> CodeCandidate:
@@ -258,19 +258,19 @@ def ask(
     known: dict[tuple[str, str, str], asyncio.Task[list[Judgement]]] = {}
 
     async def judge_it(tree: str, node: Node, path: NodePath, task: Task) -> list[Score]:
-        item, found = Item.of(path, task), []
+        item, scores = Item.of(path, task), []
         for name, judge in judges.items():
             if (node.id, name) in done:
                 continue
             key = (tree, name, node.text)
             if key not in known:
                 known[key] = asyncio.ensure_future(judged(judge, [item]))
-            (one,) = await known[key]
-            (score, *_) = records(judge, node.id, one)
+            (judgement,) = await known[key]
+            (score, *_) = records(judge, node.id, judgement)
             assert isinstance(score, Score)
             unit = "reward" if name == VERIFIER else CHECK
-            found.append(replace(score, scorer=name, unit=unit, judges={name: judge.identity}))
-        return found
+            scores.append(replace(score, scorer=name, unit=unit, judges={name: judge.identity}))
+        return scores
 
     async def all_of_them() -> None:
         count = 0
