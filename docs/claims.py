@@ -463,6 +463,12 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "quality, full - fixed": "gaming: quality, full - fixed",
                 "learned parts, lowest seed": "learned: true correctness, full - fixed, lowest seed",
             },
+            real={
+                "balanced accuracy of the model": "own question: balanced accuracy",
+                "AUROC of its log-odds": "log-odds of yes: AUROC",
+                "coins that may take over from it": "null: coins that may take over from the model",
+            },
+            real_says="SmolLM2 as judge of sums cannot be told from a constant, so it has nothing to evolve from",
         ),
         Claim(
             "An adversarial pool removes the lean to machines' texts",
