@@ -140,10 +140,17 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "on hard prompts": "allocator: mixed on hard prompts, uucb + allocator - flat",
             },
             "The allocator does it without the tree as well",
+            real={
+                "trees and allocator - flat": "groups with mixed outcomes, trees + allocator - flat",
+                "allocator alone - flat": "groups with mixed outcomes, flat + allocator - flat",
+                "flat again - flat": "groups with mixed outcomes, flat again - flat",
+            },
+            real_says="SmolLM2, 24 tasks, three attempts each: too few for anything to be seen",
         ),
         Claim(
             "Choosing where to branch by a submodular objective raises informativeness",
             {"L1 mass": "selector: L1 mass, uucb - flat"},
+            real={"trees and allocator - flat": "L1 mass, trees + allocator - flat"},
         ),
         Claim(
             "Trained models are better than with flat GRPO",
