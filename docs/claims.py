@@ -434,6 +434,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "L1, masked - no tools": "(vii) L1: file, masked issue - no tools",
                 "functions": "L1: function, masked issue - no tools",
             },
+            real={"SmolLM2": "the model: first file right", "the rules": "the rules: first file right"},
+            real_says="Four faults in small files; SmolLM2 names no place",
         ),
         Claim("SWE-bench with its models"),
     ),
