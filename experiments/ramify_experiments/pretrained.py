@@ -28,7 +28,7 @@ from ramify_experiments.real import SUMS, graded_environment, two_digits
 RATES = {"adapter": (2e-4, 5e-4, 1e-3), "all": (1e-5, 3e-5, 1e-4)}
 EDITION = "1"
 """Of the cells: raised when a change of the code would make them otherwise."""
-RESULTS = Path(__file__).resolve().parents[2] / "repro" / "improve-pretrained.json"
+RESULTS = Path(__file__).resolve().parents[2] / "repro" / "rates.json"
 
 larger = graded_environment(
     Task(f"larger-{a}-{b}", {"prompt": f"Which is larger, {a} or {b}?", "want": max(a, b)}) for a, b in two_digits(1200) if a != b
