@@ -33,6 +33,7 @@ from cyclopts.validators import Number
 from ramify.base import paces
 from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, UserError, nearest
 from ramify.base.interrupt import interrupted
+from ramify.base.secrets import redact
 from ramify.base.verdicts import Verdicts, collected
 from ramify.base.words import unwrapped
 
@@ -460,9 +461,10 @@ class StudyVerb(Verb):
 
 
 def _model_of(settings: list[Any], given: dict[str, Any]) -> str:
-    """The model that a call is about, as it is named."""
+    """The model that a call is about, as it is named, without secrets; else the run, whose own model plays: ``run NAME``."""
     named = (given.get(name) or (getattr(settings[0], name, None) if settings else None) for name in ("model", "target", "agent"))
-    return next((" ".join(map(str, name)) if isinstance(name, list) else str(name) for name in named if name), "")
+    run = f"{paces.RUN}{given['run']}" if given.get("run") else ""
+    return str(redact(next((" ".join(map(str, name)) if isinstance(name, list) else str(name) for name in named if name), run)))
 
 
 def _hints(function: Callable[..., Any], settings: Any) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ramify.base import paces
-from ramify.base.progress import REPLIES, SILENT
+from ramify.base.progress import REPLIES, SILENT, RunningReplies
+from ramify.kit import _model_of
 
 
 class Clock:
@@ -67,3 +70,28 @@ def test_what_is_not_known_is_said(clock: Clock) -> None:
     assert paces.seconds("play", "m", "episodes", {"episodes": 40, "seconds, about": 3}) == {}
     (Path(paces.cache_folder()) / "paces.json").write_text("[1")
     assert paces.known() == []
+
+
+def test_tokens_of_a_model_that_is_gone_stay_counted() -> None:
+    class Counting:
+        tokens = 0
+
+        @property
+        def stats(self) -> SimpleNamespace:
+            return SimpleNamespace(sampled_tokens=self.tokens)
+
+    replies, model = RunningReplies(), Counting()
+    with replies.begun(2, model):
+        model.tokens = 7
+        assert replies.sampled == 7
+    del model
+    gc.collect()
+    assert replies.sampled == 7
+    with replies.begun(1, object()) as count:
+        count(3)
+    assert replies.sampled == 10
+
+
+def test_what_is_kept_of_a_models_name_holds_no_login() -> None:
+    assert _model_of([], {"model": "chat:m@https://me:secret@host/v1"}) == "chat:m@https://[redacted]@host/v1"
+    assert _model_of([], {"model": None, "run": "runs/one"}) == "run runs/one"

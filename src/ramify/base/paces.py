@@ -18,6 +18,8 @@ from ramify.base.words import plural
 
 TOKENS = ("tokens", "tokens to sample", "tokens to sample, at most")
 """What estimates call the tokens that are sampled at most."""
+RUN = "run "
+"""Begins what stands for a model that only its run names."""
 LEAST = 1.0
 """Seconds of a call that tell anything."""
 
@@ -28,7 +30,7 @@ class VerbPace:
 
     verb: str
     model: str
-    """As it was named; empty where the verb names none."""
+    """As it was named; of a verb that names none the run (:data:`RUN`), else empty."""
     seconds: float
     units: float
     """Done in it, of what the verb counts its progress in."""
@@ -99,7 +101,7 @@ def seconds(verb: str, model: str, unit: str, estimate: Mapping[str, object]) ->
         if tokens is not None and pace.tokens:
             done = plural(round(pace.tokens), "token")
             return _told(tokens * pace.seconds / pace.tokens, f"{done} of the last `ramify {pace.verb}` here")
-    about = f" with {model}" if model else ""
+    about = f" with {model}" if model and not model.startswith(RUN) else ""
     return {"seconds": f"not known: no such call{about} was made on this machine yet"}
 
 

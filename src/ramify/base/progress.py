@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, finalize
 
 T = TypeVar("T")
 
@@ -35,23 +35,30 @@ class RunningReplies:
         self.running = 0
         """Replies that were begun and are not ended."""
         self._sampled = 0
-        self._models: WeakSet[Any] = WeakSet()
+        self._models: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
+        """Models that count themselves, each with its count when its last reply ended: what stays of it when it is gone."""
 
     @contextmanager
     def begun(self, n: int, model: Any) -> Iterator[Callable[[int], None]]:
         """``n`` replies of ``model`` run inside; the function that is given counts their tokens at their end. A model that counts
         what it samples while it does (``stats.sampled_tokens``) is asked instead."""
         counts = hasattr(type(model), "stats")
-        if counts:
-            self._models.add(model)
+        if counts and model not in self._models:
+            self._models[model] = last = [0]
+            finalize(model, self._gone, last).atexit = False
         self.running += n
         try:
             yield lambda tokens: None if counts else self._count(tokens)
         finally:
             self.running -= n
+            if counts:
+                self._models[model][0] = int(model.stats.sampled_tokens)
 
     def _count(self, tokens: int) -> None:
         self._sampled += tokens
+
+    def _gone(self, last: list[int]) -> None:
+        self._sampled += last[0]
 
     @property
     def sampled(self) -> int:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ramify.jobs.fix import FixQuestion
     from ramify.render.result import Cell
     from ramify.rollout.attempts import Attempt
 
@@ -29,16 +28,16 @@ def plan(
     run: str, where: str, edit: list[Path] | None, rule: list[str] | None, n: int, tasks: int, attempts: int, scorer: str | None
 ) -> Mapping[str, Cell]:
     """What it takes at most."""
-    from ramify.jobs.fix import beginnings, place_of
+    from ramify.jobs.fix import FixQuestion, beginnings, place_of
     from ramify.trace.db import Run
     from ramify.trace.outcome import settled
 
     candidates = _candidates(edit, rule)
-    question = _question(n, tasks, attempts)
     with Run.open(find_run(run)) as opened:
         step = place_of(opened, where)
         others = beginnings(opened, settled(opened, scorer), step, tasks)
-    return {"candidates": len(candidates), "other tasks": len(others), "attempts": question.most(len(candidates), len(others))}
+    most = FixQuestion(n, tasks, attempts).most(len(candidates), len(others))
+    return {"candidates": len(candidates), "other tasks": len(others), "attempts": most}
 
 
 @app.study(plan=plan, unit="attempts at most", itself=True, run="run")
@@ -74,6 +73,7 @@ def fix(
     """
     from dataclasses import replace
 
+    from ramify.jobs.fix import FixQuestion
     from ramify.jobs.fix import fix as fixed
     from ramify.jobs.judged import judge
     from ramify.rollout.attempts import Success
@@ -84,7 +84,7 @@ def fix(
     candidates = _candidates(edit, rule)
     if write is not None and not write.parent.is_dir():
         raise UserError(f"cannot write {write}: there is no folder {write.parent}")
-    question, success = replace(_question(n, tasks, attempts), level=level), Success()
+    question, success = FixQuestion(n, tasks, attempts, level), Success()
     who = WhoPlays(model, env, trust, read_effects(effect or []))
     bar.begin(question.most(len(candidates), tasks), 0, "", "attempts at most")
 
@@ -110,9 +110,3 @@ def _candidates(edit: list[Path] | None, rule: list[str] | None) -> dict[str, di
     if len(given) < len(edit or []):
         raise UserError("--try: two files have the same name, which would name two rows of the table")
     return check_candidates(given | {f"rule {i}": {"rule": {"add": text}} for i, text in enumerate(rule or [], 1)})
-
-
-def _question(n: int, tasks: int, attempts: int) -> FixQuestion:
-    from ramify.jobs.fix import FixQuestion
-
-    return FixQuestion(n, tasks, attempts)

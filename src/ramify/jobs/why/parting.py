@@ -114,14 +114,14 @@ def whole_differences(tasks: Mapping[str, Sequence[View]]) -> tuple[WholeDiffere
     groups = list(tasks.values())
     actions = [[step.action for view in views for step in view.steps] for views in groups]
     tools = iter(tools_of([action for each in actions for action in each]))
-    features: dict[str, list[list[bool]]] = {}
     longest = [sorted(len(view.steps) for view in views)[len(views) // 2] for views in groups]
     traits = [[_traits(view, [next(tools) for _ in view.steps], longest[i]) for view in views] for i, views in enumerate(groups)]
-    for name in dict.fromkeys(name for views in traits for each in views for name in each):
-        features[name] = [[name in each for each in views] for views in traits]
     compared = []
-    for what, has in features.items():
-        having, lacking = ([_counted(views, has[i], value) for i, views in enumerate(groups)] for value in (True, False))
+    for what in dict.fromkeys(name for views in traits for each in views for name in each):
+        having, lacking = (
+            [_counted(views, [what in each for each in traits[i]], value) for i, views in enumerate(groups)]
+            for value in (True, False)
+        )
         a, b = (sum(side, Counts(0, 0)) for side in (having, lacking))
         if a.n and b.n:
             p = fisher_stratified([(each.k, each.n) for each in having], [(each.k, each.n) for each in lacking])

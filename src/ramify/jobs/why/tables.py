@@ -108,17 +108,11 @@ def moves(found: Sequence[ToolMove]) -> Section:
 
 def partings(tasks: Sequence[FirstParting]) -> Section:
     """Where attempts at each task part first."""
-    rows = [
-        (
-            each.task,
-            each.step,
-            f"{named(way.action)[:WIDE]}: {way.k} of {way.n}",
-            p_value(each.p) if first else "",
-            each.node[:12] if first else "",
-        )
-        for each in tasks[:TOOLS]
-        for first, way in zip([True] + [False] * MOST_WAYS, each.ways[:MOST_WAYS], strict=False)
-    ]
+    rows: list[tuple[Cell, ...]] = []
+    for each in tasks[:TOOLS]:
+        told = [f"{named(way.action)[:WIDE]}: {way.k} of {way.n}" for way in each.ways[:MOST_WAYS]]
+        rows.append((each.task, each.step, told[0], p_value(each.p), each.node[:12]))
+        rows += [(each.task, each.step, way, "", "") for way in told[1:]]
     left = f" ({len(tasks) - TOOLS} more tasks are left out)" if len(tasks) > TOOLS else ""
     title = f"where attempts at one task part first, and how each way fared{left}"
     says = f"p is of one task alone, the smallest first: of {len(tasks)} tasks chance alone gives some below 0.05."
