@@ -35,8 +35,9 @@ def counts_of_tasks(run: Run, scorer: str | None = None) -> dict[str, Counts]:
             f"a selector chose where the attempts of {run.folder} start, so they do not tell how reliable its agent is"
         )
     deciding, ends = settled(run, scorer), dict[str, list[bool | None]]()
+    failed = {node.id for node in run.failed()}
     for info in run.trees():
-        kept = [success for fork, success in successes_in(run, info.name, deciding) if not fork]
+        kept = [success for fork, success in successes_in(run, info.name, deciding, failed) if not fork]
         kept += [None] * _unjudged(run, info.name, deciding)
         if kept:
             ends.setdefault(task_of(run, info.name)[0].id, []).extend(kept)

@@ -1,4 +1,4 @@
-"""What `ramify doctor --model` found of how a server draws, kept on this machine, so that results through it say so."""
+"""What `ramify doctor --endpoint` found of how a server draws, kept on this machine, so that results through it say so."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def keep_caution(url: str, model: str, caution: str) -> None:
             file.unlink(missing_ok=True)
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps({"url": url, "model": model, "caution": caution}) + "\n")
+        write_whole(file, json.dumps({"caution": caution}) + "\n")
 
 
 def _file(url: str, model: str) -> Path:

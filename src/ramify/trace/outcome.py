@@ -165,12 +165,9 @@ def successes(run: Run, deciding: Decider) -> Iterator[tuple[bool, bool | None]]
         yield from successes_in(run, info.name, deciding, failed)
 
 
-def successes_in(
-    run: Run, tree: str, deciding: Decider, failed: Collection[str] | None = None
-) -> Iterator[tuple[bool, bool | None]]:
+def successes_in(run: Run, tree: str, deciding: Decider, failed: Collection[str]) -> Iterator[tuple[bool, bool | None]]:
     """Of each attempt and fork of a tree: whether it is a fork, and whether it succeeded, by its record and score or by the
     rewards along it; None where nobody said, and where a failure ended it. ``failed``: the run's nodes at which one did."""
-    failed = {node.id for node in run.failed()} if failed is None else failed
     ends = ended(run, tree, deciding)
     if ends:
         yield from ((end.fork, None if end.node in failed else end.success) for end in ends)

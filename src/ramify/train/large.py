@@ -52,7 +52,8 @@ def bytes_a_token(module: nn.Module) -> float:
             int(getattr(config, name)) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
         )
         inner = int(getattr(config, "intermediate_size", 0) or getattr(config, "n_inner", 0) or 4 * width)
-        values = width // heads * int(getattr(config, "num_key_value_heads", None) or heads)
+        head = int(getattr(config, "head_dim", None) or width // heads)
+        values = head * int(getattr(config, "num_key_value_heads", None) or heads)
     return float(FLOAT * layers * (10 * width + 3 * values + 4 * inner))
 
 
