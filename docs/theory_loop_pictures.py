@@ -3,7 +3,9 @@ docs/theory_loop_pictures.py."""
 
 from __future__ import annotations
 
-from picture_files import METHODS, Checks, read_checks, table, write
+import json
+
+from picture_files import METHODS, ROOT, Checks, read_checks, table, write
 
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
@@ -71,10 +73,26 @@ def tables(checks: Checks) -> dict[str, str]:
     }
 
 
+def outside() -> str:
+    """Errors on the held-out experiments of real people, by theory."""
+    told = json.loads((ROOT / "repro" / "theory-loop-outside.json").read_text(encoding="utf-8"))
+    columns = [(ratings, ranges) for ratings in ("binary", "cardinal") for ranges in ("declared", "wide", "shuffled")]
+    lines = ["| | " + " | ".join(f"{ratings}, {ranges}" for ratings, ranges in columns) + " |", "|---" * 7 + "|"]
+    for name in ("best", "survivors"):
+        cells = [told[ratings][ranges][name] for ratings, ranges in columns]
+        shown = [f"{cell['mean']:.4f} ({cell['low']:.4f} to {cell['high']:.4f})" for cell in cells]
+        lines.append(f"| {'better survivor' if name == 'best' else 'both survivors'} | {' | '.join(shown)} |")
+    for name in dict.fromkeys(name for ratings, ranges in columns for name in told[ratings][ranges]["others"]):
+        values = [told[ratings][ranges]["others"].get(name) for ratings, ranges in columns]
+        lines.append(f"| {name} | {' | '.join('' if value is None else f'{value:.4f}' for value in values)} |")
+    floors = [f"{told[ratings]['floor']:.4f}" if ranges != "shuffled" else "" for ratings, ranges in columns]
+    return "\n".join([*lines, f"| as many other people | {' | '.join(floors)} |"])
+
+
 def main() -> None:
     """Write picture and tables."""
     checks = read_checks("theory-loop")
-    write("theory-loop", PAGE, pictures(checks), tables(checks))
+    write("theory-loop", PAGE, pictures(checks), {**tables(checks), "outside": outside()})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.methods.theory_loop.confirmation import level_shift, one_sided_t, steep_flat, worth
+from ramify.methods.theory_loop.confirmation import level_shift, steep_flat, t_test, worth
 from ramify_experiments.cases import verdict
 from ramify_experiments.lab import ResultCache
 from ramify_experiments.theory_loop.nulls import CASES
@@ -43,13 +43,13 @@ def test_a_shift_leaves_linear_rules_where_they_were() -> None:
     assert low.pairs == high.pairs == 12
 
 
-def test_the_one_sided_test() -> None:
+def test_the_t_testest() -> None:
     from scipy.stats import ttest_1samp
 
     values = np.random.default_rng(0).normal(0.2, 1, 40)
-    assert one_sided_t(values)[1] == pytest.approx(float(ttest_1samp(values, 0, alternative="greater").pvalue))
-    assert one_sided_t(np.zeros(5)) == (0.0, 1.0)
-    assert one_sided_t(np.ones(5))[1] == 0.0
+    assert t_test(values)[1] == pytest.approx(float(ttest_1samp(values, 0, alternative="greater").pvalue))
+    assert t_test(np.zeros(5)) == (0.0, 1.0)
+    assert t_test(np.ones(5))[1] == 0.0
 
 
 def test_sizes_and_cases() -> None:

@@ -16,7 +16,7 @@ from ramify.base.seeds import generator
 from ramify.methods.theory_loop.algorithm import LoopConfig, MetricEstimate, candidate_loss, mse_pb, welch_p
 from ramify.methods.theory_loop.bench import TheoryBench
 from ramify.methods.theory_loop.canonical import CANONICAL
-from ramify.methods.theory_loop.confirmation import LAPSE, level_shift, one_sided_t, steep_flat
+from ramify.methods.theory_loop.confirmation import LAPSE, level_shift, steep_flat, t_test
 from ramify.methods.theory_loop.domain import Design, hilbig
 from ramify.methods.theory_loop.loop import loop_of, pool_of, predictions
 from ramify.methods.theory_loop.proposer import BINARY
@@ -139,7 +139,7 @@ def hypotheses(seed: int, repeats: int) -> dict[str, float]:
 
 def rejected(values: np.ndarray, n: int) -> float:
     """The share of samples of ``n`` people whose mean is above 0 at .05, one-sided."""
-    return float(np.mean([one_sided_t(values[i : i + n])[1] < 0.05 for i in range(0, len(values), n)]))
+    return float(np.mean([t_test(values[i : i + n])[1] < 0.05 for i in range(0, len(values), n)]))
 
 
 @sized("theory-loop", quick=1, cpu=5)

@@ -19,8 +19,9 @@ from terminals import Terminal
 from ramify.base.codec import to_json
 from ramify.cli.main import main
 from ramify.methods.theory_loop.canonical import CANONICAL
-from ramify.methods.theory_loop.domain import hilbig, read_design
-from ramify.methods.theory_loop.people import PAGE_COLUMNS
+from ramify.methods.theory_loop.domain import Design, hilbig, random_design, read_design
+from ramify.methods.theory_loop.loop import pool_of
+from ramify.methods.theory_loop.people import PAGE_COLUMNS, read_people, read_study
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
@@ -336,7 +337,11 @@ BAD_FILES: dict[str, tuple[str, str]] = {
     "no rows": (header(), "holds no trial"),
     "nobody": (header() + ',"[0,0,0,0]","[1,0,1,1]",1\n', ":2: subject_id is empty"),
     "no list": (header() + 'a,0000,"[1,0,1,1]",1\n', ":2: option_a_ratings is '0000'"),
-    "other pair": (header() + 'a,"[9,9,9,9]","[1,0,1,1]",1\n', ":2: the pair"),
+    "negative": (header() + 'a,"[-9,9,9,9]","[1,0,1,1]",1\n', "ratings are whole numbers"),
+    "lengths": (header() + 'a,"[1,0]","[1,0,1,1]",1\n', "does not have 2 ratings"),
+    "json": ('{"subject_id": 1,\n', ":1 is not JSON"),
+    "json column": ('{"subject_id": 1, "response": 0}\n', ":1: the column 'option_a_ratings' is missing"),
+    "json list": ('{"subject_id": 1}\n[1]\n', "is missing"),
     "no choice": (header() + 'a,"[0,0,0,0]","[1,0,1,1]",2\n', ":2: response is '2'"),
     "no time": (header("rt_ms") + 'a,"[0,0,0,0]","[1,0,1,1]",1,soon\n', ":2: rt_ms is 'soon'"),
     "empty": ("", "is missing"),
@@ -352,6 +357,72 @@ def test_bad_files_of_people_are_one_sentence(tmp_path: Path, capsys: pytest.Cap
     error = capsys.readouterr().err
     assert wanted in error
     assert "Traceback" not in error
+
+
+def choices(path: Path, design: Design, people: int, seed: int, rule: Callable[[int], int] | None = None) -> Path:
+    """Choices as others keep them: JSON lines without keys, times or a design."""
+    orders, rng = design.orders(people, seed), np.random.default_rng(seed)
+    with path.open("w") as out:
+        for subject, order in enumerate(orders.tolist()):
+            for pair in order:
+                picked = int(rng.integers(2)) if rule is None else rule(pair)
+                row = {"subject_id": subject, "option_a_ratings": list(design.a[pair]), "option_b_ratings": list(design.b[pair])}
+                out.write(json.dumps({**row, "response": picked}) + "\n")
+    return path
+
+
+def test_experiments_that_people_took_part_in_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in range(4):
+        choices(tmp_path / f"study-{file}.jsonl", random_design(np.random.default_rng(file), pairs=6), 8, file)
+    (tmp_path / "notes.txt").write_text("not a study")
+    words = ("run", "--participants", f"people:{tmp_path}/study-*", *SMALL, "--out", tmp_path / "run")
+    assert loop(*words, "--rounds", 3) == 2
+    assert "6 experiments, and 4 are given: --rounds 2 at most" in capsys.readouterr().err
+    assert loop(*words, "--rounds", 2, "--json") == 0
+    report = said(capsys)
+    assert [(one["key"], one["people"]) for one in report["experiments"]] == [("1.1", 8), ("1.2", 8), ("2.1", 8), ("2.2", 8)]
+    with Run.open(tmp_path / "run") as run:
+        seen = [one.design.a for one in pool_of(run).observations]
+    assert seen == [read_study(tmp_path / f"study-{file}.jsonl")[0].a for file in range(4)]
+    choices(tmp_path / "study-3.jsonl", random_design(np.random.default_rng(3), pairs=6), 8, 99)
+    assert loop(*words, "--rounds", 2) == 2  # other people than those that the run holds
+    assert "participants" in capsys.readouterr().err
+    assert loop("confirm", tmp_path / "run", tmp_path / "claim.json", "--register", "--people", 5, "--two-sided") == 0
+    assert "two-sided" in (tmp_path / "claim.json").read_text()
+    assert loop("confirm", tmp_path / "run", tmp_path / "claim.json") == 2  # nobody of them is fresh
+    assert "name their fresh choices with --data" in capsys.readouterr().err
+
+
+def test_whoever_saw_other_pairs_is_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, other = (random_design(np.random.default_rng(seed), pairs=6) for seed in (1, 2))
+    path = choices(tmp_path / "study.jsonl", first, 5, 0)
+    more = choices(tmp_path / "other.jsonl", other, 2, 1).read_text().replace('"subject_id": ', '"subject_id": 9')
+    path.write_text(path.read_text() + more)
+    assert loop("check", "ttb", "--against", path, "--count", 10) == 0
+    assert "2 of 7 people are left out: 90: saw 6 pairs that most others did not" in capsys.readouterr().err
+
+
+def test_who_always_follows_a_theory_is_not_dropped_for_one_key(tmp_path: Path) -> None:
+    """Without keys nothing says which key it was: a person may choose A throughout, as where A is always better."""
+    design = random_design(np.random.default_rng(1), pairs=6)
+    people = read_people(choices(tmp_path / "all-a.jsonl", design, 3, 0, lambda pair: 0), design)
+    assert [person.dropped for person in people] == ["", "", ""]
+    assert {person.report.same_key for person in people} == {None}
+
+
+PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "autocog"
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published choices are not here")
+def test_choices_that_the_authors_published() -> None:
+    """All 20 files are read; six hold people of two designs. Nobody is dropped for a key that the files do not tell."""
+    studies = [read_study(path) for path in sorted(PUBLISHED.glob("*.jsonl"))]
+    binary, graded = studies[:10], studies[10:]
+    assert [sum(not person.dropped for person in people) for _, people in binary] == [25] * 7 + [24, 25, 23]
+    assert sum(len(people) for _, people in binary) == 247
+    mixed = [sum(bool(person.dropped) for person in people) for _, people in graded]
+    assert sum(map(bool, mixed)) == 6
+    assert all(person.dropped in ("",) or "pairs that most" in person.dropped for _, people in studies for person in people)
 
 
 def test_what_does_not_fit_is_one_sentence(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

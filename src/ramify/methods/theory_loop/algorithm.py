@@ -37,7 +37,9 @@ class LoopConfig(Config):
     rating_max: int = Field(5, ge=1, le=100)
     """Largest rating of cardinal designs."""
     participants: str = "simulated:tallying"
-    """Who chooses: simulated:THEORY, agent:MODEL, web (data that `data import` brings), or FILE.py:FUNCTION."""
+    """Who chooses: simulated:THEORY, agent:MODEL, web (data that `data import` brings), FILE.py:FUNCTION, or people:FILES
+    (names or patterns, with commas): experiments that people took part in already, two files a round, instead of proposed
+    ones."""
     noise: float = Field(0.0, ge=0, le=1)
     """Of simulated participants: the probability of a uniform choice instead of their own."""
     people: int = Field(25, ge=2, le=5000)

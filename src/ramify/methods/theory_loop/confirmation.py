@@ -41,31 +41,36 @@ HISTORY_PEOPLE = 100
 which is asked trial by trial."""
 
 
-def one_sided_t(differences: np.ndarray) -> tuple[float, float]:
-    """(t, p) of the hypothesis that the mean of ``differences`` (S,) is above 0. Without spread: p 0 above, 1 otherwise."""
+Sides = Literal[1, 2]
+
+
+def t_test(differences: np.ndarray, sides: Sides = 1) -> tuple[float, float]:
+    """(t, p) of the hypothesis that the mean of ``differences`` (S,) is above 0, with two ``sides`` that it is not 0. Without
+    spread: p 0 above, 1 otherwise."""
     n, mean = len(differences), float(np.mean(differences))
     spread = float(np.std(differences, ddof=1)) if n > 1 else math.nan
     if not spread > 1e-15:
         return (math.inf, 0.0) if mean > 1e-12 and n > 1 else (0.0, 1.0)
     t = mean / (spread / math.sqrt(n))
-    return t, float(stdtr(n - 1, -t))
+    return t, float(stdtr(n - 1, -t) if sides == 1 else 2 * stdtr(n - 1, -abs(t)))
 
 
+SIDED: dict[Sides, str] = {1: "one-sided", 2: "two-sided"}
 Test = Literal["predicts", "concave-match", "steep-flat", "level-shift"]
 CLAIMS = {
     "concave-match": (
         "people choose as diminishing returns do where weighting by validity, tallying or take the best say otherwise",
         "per person the share of such choices in the pairs on which each of the three rules says otherwise, above 1/2; "
-        "one-sided t tests, Holm; all have to hold",
+        "{sided} t tests, Holm; all have to hold",
     ),
     "steep-flat": (
         "people choose a step at the low end of a rating over an equal step at its high end more often than not",
-        "per person the share of choices of the low step, over pairs counterbalanced over features, above 1/2; one-sided t test",
+        "per person the share of choices of the low step, over pairs counterbalanced over features, above 1/2; {sided} t test",
     ),
     "level-shift": (
         "people choose the option that a linear rule prefers less often once both options are shifted up",
         "per person the share of choices of that option in the low pairs minus its share in the same pairs shifted up, above 0; "
-        "one-sided t test",
+        "{sided} t test",
     ),
 }
 """What each contrast claims, and how it is tested."""
@@ -93,6 +98,8 @@ class Registration:
     name: Test = "predicts"
     expected: Mapping[str, float] = field(default_factory=dict)
     """Of contrasts, by theory: the mean of the sum minus ``above``, the smallest of them, if that theory is true."""
+    sides: Sides = 1
+    """Of the t tests: 1, or 2, where the claim also has to go the right way."""
 
     def filed(self) -> RegistrationFile:
         """As written to a file, with its hash."""
@@ -100,13 +107,13 @@ class Registration:
             self.name,
             (
                 f"{self.label} says better what each person chooses next than each of {', '.join(self.rivals)}",
-                "per person the mean squared error of P(B), one-step-ahead; paired one-sided t test against each rival, Holm; a "
+                "per person the mean squared error of P(B), one-step-ahead; paired {sided} t test against each rival, Holm; a "
                 "winner is named where all hold",
             ),
         )
         made = RegistrationFile(
             claim=claim,
-            test=test,
+            test=test.format(sided=SIDED[self.sides]),
             name=self.name,
             label=self.label,
             theory=self.theory,
@@ -120,6 +127,7 @@ class Registration:
             contrasts=dict(self.contrasts),
             above=self.above,
             expected=dict(self.expected),
+            sides=self.sides,
         )
         return replace(made, hash=stable_hash("registration", canonical_json(codec.to_json(made))))
 
@@ -143,6 +151,7 @@ class RegistrationFile:
     contrasts: Mapping[str, tuple[float, ...]]
     above: float
     expected: Mapping[str, float]
+    sides: Sides
     hash: str = ""
 
 
@@ -168,6 +177,7 @@ def read_registration(record: Any) -> Registration:
         read.above,
         read.name,
         read.expected,
+        read.sides,
     )
     known, given = codec.to_json(made.filed()), codec.to_json(read)
     changed = [name for name in known if given[name] != known[name]]
@@ -221,7 +231,8 @@ class ClaimTest(Result):
     registered: int
     holds: bool
     p: float
-    """The largest of all rivals or contrasts, after Holm."""
+    """The largest of all rivals or contrasts, after Holm, with so many ``sides`` as were registered."""
+    sides: Sides
     winner: str | None = None
     error: float | None = None
     """The claimant's, where the claim is that it predicts better; with it what it is compared with."""
@@ -241,7 +252,7 @@ class ClaimTest(Result):
 
     def sections(self) -> Iterable[Section]:
         """The test and what it comes to."""
-        people = f"{self.people} of {self.registered} people"
+        people = f"{self.people} of {self.registered} people, {SIDED[self.sides]} as registered"
         if not self.rivals:
             several = len(self.contrasts) > 1
             measured = [
@@ -287,8 +298,9 @@ async def compare(bench: TheoryBench, registration: Registration, data: Data) ->
         worst = max(tested, key=lambda row: row.holm)
         return ClaimTest(
             *known,
-            worst.holm < alpha,
+            worst.holm < alpha and all(row.estimate > 0 for row in tested),
             worst.holm,
+            registration.sides,
             estimate=worst.estimate,
             t=worst.t,
             contrasts=tested,
@@ -298,15 +310,16 @@ async def compare(bench: TheoryBench, registration: Registration, data: Data) ->
     rows: list[RivalTest] = []
     for name, rival in registration.rivals.items():
         other, rival_likelihood = await errors(bench, rival, data, registration.seed, "confirm", name)
-        t, p = one_sided_t(other - own)
+        t, p = t_test(other - own, registration.sides)
         rows.append(RivalTest(name, float(np.mean(other - own)), _finite(t), p, rival_likelihood))
     rivals = tuple(replace(row, holm=p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True))
     worst_p = max((row.holm for row in rivals), default=1.0)
-    named = worst_p < alpha
+    named = worst_p < alpha and all(row.difference > 0 for row in rivals)
     return ClaimTest(
         *known,
         named,
         worst_p,
+        registration.sides,
         winner=registration.label if named else None,
         error=float(own.mean()),
         log_likelihood=likelihood,
@@ -323,7 +336,7 @@ def _tested(registration: Registration, data: Data) -> tuple[ContrastTest, ...]:
     rows: list[ContrastTest] = []
     for name, weights in registration.contrasts.items():
         values = sums(weights, data) - registration.above
-        t, p = one_sided_t(values)
+        t, p = t_test(values, registration.sides)
         rows.append(ContrastTest(name, float(values.mean()), _finite(t), p))
     return tuple(replace(row, holm=p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True))
 
@@ -347,6 +360,7 @@ async def register(
     seed: int,
     people: int | None = None,
     design: Design | None = None,
+    sides: Sides = 1,
 ) -> Registration:
     """A registration; without ``people`` the smallest of :data:`SIZES` at which simulation finds 99 % power against every rival.
 
@@ -366,11 +380,11 @@ async def register(
         for size in (people,) if people else SIZES:
             assert size is not None
             level = alpha / len(rivals)
-            power[name] = float(np.mean([one_sided_t(rng.choice(differences, size))[1] < level for _ in range(REPEATS)]))
+            power[name] = float(np.mean([t_test(rng.choice(differences, size), sides)[1] < level for _ in range(REPEATS)]))
             if power[name] >= POWER:
                 break
         needed = max(needed, size)
-    return Registration(label, theory, rivals, design, needed, alpha, power, seed)
+    return Registration(label, theory, rivals, design, needed, alpha, power, seed, sides=sides)
 
 
 async def register_contrast(
@@ -382,6 +396,7 @@ async def register_contrast(
     alpha: float,
     seed: int,
     people: int | None = None,
+    sides: Sides = 1,
 ) -> Registration:
     """As :func:`register`, of a hypothesis of section 3.6; ``rivals`` are theories whose expected contrast is told beside the
     theory's own.
@@ -397,7 +412,7 @@ async def register_contrast(
     rng = generator(seed, "power", name)
 
     def holds(sample: np.ndarray) -> bool:
-        return max(holm([one_sided_t(values)[1] for values in sample.T])) < alpha
+        return max(holm([t_test(values, sides)[1] for values in sample.T])) < alpha
 
     for size in (people,) if people else SIZES:
         power = float(np.mean([holds(rng.choice(found[label], size)) for _ in range(REPEATS)]))
@@ -411,7 +426,7 @@ async def register_contrast(
             )
     return Registration(
         label, theory, rivals, design, size, alpha, {label: power}, seed,
-        {one: tuple(weights.tolist()) for one, weights in contrasts.items()}, above, name, expected,
+        {one: tuple(weights.tolist()) for one, weights in contrasts.items()}, above, name, expected, sides,
     )  # fmt: skip
 
 

@@ -195,8 +195,9 @@ class PersonReport:
 
     subject: str
     trials: int
-    same_key: float
-    alternates: float
+    same_key: float | None
+    """Share of trials of one key, and of those that follow another; None where the keys are not known."""
+    alternates: float | None
     mean_rt_ms: float | None
     off_tab_ms: float | None
     bot: bool

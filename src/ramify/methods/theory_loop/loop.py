@@ -268,6 +268,12 @@ class TheoryLoop:
         self.problems = list(run.memo(PROBLEM, LoopProblem).values())
         self.predicted = run.memo(PREDICTED, StoredPrediction)
         self.participants = participants or find_participants(config.participants, config.noise, bench)
+        self.given: Sequence[Design] = getattr(self.participants, "given", ())
+        if self.given and 2 * config.rounds > len(self.given):
+            raise UserError(
+                f"{config.rounds} rounds take {2 * config.rounds} experiments, and {len(self.given)} are given: "
+                f"--rounds {len(self.given) // 2} at most"
+            )
         self.proposer = proposer or find_proposer(config, bench)
         if hasattr(self.proposer, "bind"):
             self.proposer.bind(self)
@@ -352,9 +358,13 @@ class TheoryLoop:
         failures: list[LoopProblem] = []
         last: tuple[Design, Metric, Gate] | None = None
         designs, metrics = self.proposer.tries or (DESIGNS, METRICS)
-        for attempt in range(designs):
+        for attempt in range(1 if self.given else designs):
             at = AdvocateTurn(number, slot, attempt, failures)
-            design: Design | None = await self._retried(partial(self.proposer.design, pool, at), f"{key} design", failures)
+            design: Design | None
+            if self.given:
+                design = self.given[2 * (number - 1) + slot]
+            else:
+                design = await self._retried(partial(self.proposer.design, pool, at), f"{key} design", failures)
             if design is None:
                 continue
             try:

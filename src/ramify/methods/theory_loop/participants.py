@@ -7,6 +7,8 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from glob import glob
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -47,6 +49,7 @@ class Participants(Protocol):
 
     name: str
     identity: str
+    # `given`, a list of designs, where the experiments were run already: two for each round, instead of proposed ones
 
     async def collect(self, design: Design, n: int, seed: int, key: str, kept: Kept) -> Data | None:
         """Choices of ``n`` subjects, or of fewer; None where their data is to come by hand. Raises UserError,
@@ -108,6 +111,30 @@ class ByHand:
     async def collect(self, design: Design, n: int, seed: int, key: str, kept: Kept) -> Data | None:
         """Nothing yet."""
         return None
+
+
+class People:
+    """``people:FILES``: experiments that were run already, one of each file, in this order: names or patterns, with commas."""
+
+    def __init__(self, spec: str) -> None:
+        """Reads all files. Raises UserError."""
+        from ramify.methods.theory_loop.people import read_data
+
+        files = [path for text in spec.split(",") for path in (sorted(glob(text)) if "*" in text else [text])]
+        if not files:
+            raise UserError(f"people:{spec} matches no file")
+        self.studies = [read_data(Path(path)) for path in files]
+        self.name = f"people:{spec}"
+        self.identity = stable_hash("participants", "people", *(study.to_csv() for study in self.studies))
+
+    @property
+    def given(self) -> list[Design]:
+        """The experiments, two for each round."""
+        return [study.design for study in self.studies]
+
+    async def collect(self, design: Design, n: int, seed: int, key: str, kept: Kept) -> Data | None:
+        """Everybody who took part in experiment ``ROUND.SLOT`` and is kept, whatever ``n`` is; of another key, nobody yet."""
+        return next((study for turn, study in enumerate(self.studies) if key == f"{turn // 2 + 1}.{turn % 2 + 1}"), None)
 
 
 class Agents:
@@ -174,11 +201,13 @@ def find_participants(spec: str, noise: float, bench: TheoryBench) -> Participan
         return SimulatedPeople(rest, noise, bench)
     if kind == "agent" and rest:
         return Agents(rest)
+    if kind == "people" and rest:
+        return People(rest)
     if spec == "web":
         return ByHand()
     if own_path(spec) is not None:
         return OwnParticipants(spec)
     raise UserError(
-        f"no participants '{spec}': simulated:THEORY, agent:MODEL, FILE.py:FUNCTION, or web: people, whose choices "
-        "`data import` reads from CSV"
+        f"no participants '{spec}': simulated:THEORY, agent:MODEL, FILE.py:FUNCTION, people:FILES for experiments that "
+        "people took part in already, or web: people to come, whose choices `data import` reads from CSV"
     )

@@ -10,7 +10,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.files import reason
-from ramify.methods.theory_loop.domain import Attendance, Data, Design, LeftOut, PersonReport
+from ramify.methods.theory_loop.domain import COLUMNS, Attendance, Data, Design, LeftOut, PersonReport, TheoryError, read_design
 from ramify.render.numbers import percent
 
 PAGE_COLUMNS = (
@@ -76,6 +77,9 @@ def task_page(design: Design, title: str = "A study of choices", consent: str = 
     return page
 
 
+Pair = tuple[tuple[int, ...], tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class Person:
     """One person's trials, and whether they are kept."""
@@ -109,57 +113,142 @@ class HumanTrial:
 
 
 def read_people(path: Path, design: Design) -> list[Person]:
-    """The people in a CSV of the page, or of any with ``subject_id, option_a_ratings, option_b_ratings, response``.
+    """The people in a CSV of the page, or in any CSV or JSON lines with ``subject_id, option_a_ratings, option_b_ratings,
+    response``.
 
     Rows are trials in the order in which they were made. What is missing (times, keys,
     flags) is not filtered on. Raises UserError naming line and field.
     """
+    pairs = {pair: p for p, pair in enumerate(zip(design.a, design.b, strict=True))}
+    rows: dict[str, list[HumanTrial]] = {}
+    for place, row in _rows(path):
+        options = _options(row, place)
+        if row.get("design") and row["design"] != design.hash:
+            raise UserError(
+                f"{place}: this row is of another experiment, design {str(row['design'])[:20]}; the experiment that waits is "
+                f"{design.hash}"
+            )
+        if options not in pairs:
+            raise UserError(f"{place}: the pair {list(options[0])} and {list(options[1])} is not in the experiment")
+        read = _trial(row, place, pairs[options])
+        rows.setdefault(read.subject, []).append(read)
+    return [_person(subject, trials, design) for subject, trials in rows.items()]
+
+
+def read_study(path: Path) -> tuple[Design, list[Person]]:
+    """The experiment that a file of choices shows, and its people: the pairs that most of them saw; who saw others is dropped.
+
+    ``validities`` are those of the first row that names them, else :func:`presumed`. Raises UserError naming line and field.
+    """
+    rows: dict[str, list[tuple[Pair, str, Mapping[str, Any]]]] = {}
+    validities: tuple[float, ...] = ()
+    for place, row in _rows(path):
+        options = _options(row, place)
+        rows.setdefault(_subject(row, place), []).append((options, place, row))
+        if not validities and row.get("validities"):
+            validities = _listed(row, "validities", place, float)
+    seen = {subject: tuple(sorted({options for options, _, _ in trials})) for subject, trials in rows.items()}
+    most = Counter(seen.values()).most_common(1)[0][0]
+    ratings = [rating for pair in most for side in pair for rating in side]
+    try:
+        design = read_design(
+            {
+                "validities": list(validities or presumed(len(most[0][0]))),
+                "trial_a_ratings": [list(a) for a, _ in most],
+                "trial_b_ratings": [list(b) for _, b in most],
+                "rating_max": max(1, *ratings),
+                "rationale": f"as {path.name} shows it",
+            }
+        )
+    except TheoryError as error:
+        raise UserError(f"{path}: {error}") from None
+    index = {pair: p for p, pair in enumerate(most)}
+    people = []
+    for subject, trials in rows.items():
+        kept = [_trial(row, place, index[options]) for options, place, row in trials if options in index]
+        others = len(set(seen[subject]) - set(most))
+        person = _person(subject, kept, design)
+        why = f"saw {others} pairs that most others did not" if others else person.dropped
+        people.append(replace(person, report=replace(person.report, dropped=why)))
+    return design, people
+
+
+def presumed(cues: int) -> tuple[float, ...]:
+    """Validities where a file names none: from .9 down to .6 in the order of the cues, as in Hilbig and Moshagen (2014)."""
+    return tuple(round(float(v), 3) for v in np.linspace(0.9, 0.6, cues))
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each row of a CSV or of JSON lines, with its place. Raises UserError where there is none, or one lacks a column."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MB")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from None
+    rows = iter(_json_rows(path, text) if text.lstrip().startswith("{") else _csv_rows(path, text))
+    first = next(rows, None)
+    if first is None:
+        raise UserError(f"{path} holds no trial")
+    yield first
+    yield from rows
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}:{number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number} is no object with {', '.join(COLUMNS)}")
+        _has_columns(f"{path}:{number}", row)
+        yield f"{path}:{number}", row
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     reader = csv.DictReader(io.StringIO(text))
     try:
-        names = reader.fieldnames or []
-        for name in ("subject_id", "option_a_ratings", "option_b_ratings", "response"):
-            if name not in names:
-                raise UserError(f"{path}: the column '{name}' is missing; there are {', '.join(map(str, names)) or 'none'}")
-        rows: dict[str, list[HumanTrial]] = {}
-        pairs = {pair: p for p, pair in enumerate(zip(design.a, design.b, strict=True))}
+        _has_columns(str(path), reader.fieldnames or [])
         for row in reader:
-            read = _row(row, f"{path}:{reader.line_num}", pairs, design)
-            rows.setdefault(read.subject, []).append(read)
+            yield f"{path}:{reader.line_num}", row
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}: {error}") from None
-    if not rows:
-        raise UserError(f"{path} holds no trial")
-    return [_person(subject, trials, design) for subject, trials in rows.items()]
 
 
-def _row(row: Mapping[str, Any], place: str, pairs: Mapping[Any, int], design: Design) -> HumanTrial:
-    subject = str(row["subject_id"] or "").strip()
+def _has_columns(place: str, names: Collection[str]) -> None:
+    missing = [name for name in COLUMNS if name not in names]
+    if missing:
+        raise UserError(f"{place}: the column '{missing[0]}' is missing; there are {', '.join(map(str, names)) or 'none'}")
+
+
+def _listed(row: Mapping[str, Any], name: str, place: str, kind: type[float]) -> tuple[Any, ...]:
+    """A list in a row, as a list or as its JSON."""
+    try:
+        given = row[name] if isinstance(row[name], list) else json.loads(row[name] or "")
+        return tuple(kind(x) for x in given)
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        raise UserError(f"{place}: {name} is {str(row[name])!r:.40}, not a list of numbers such as [0, 1]") from None
+
+
+def _options(row: Mapping[str, Any], place: str) -> Pair:
+    return _listed(row, "option_a_ratings", place, int), _listed(row, "option_b_ratings", place, int)
+
+
+def _subject(row: Mapping[str, Any], place: str) -> str:
+    subject = "" if row["subject_id"] is None else str(row["subject_id"]).strip()
     if not subject or len(subject) > 200:
         raise UserError(f"{place}: subject_id is empty or longer than 200 characters")
-    if row.get("design") and row["design"] != design.hash:
-        raise UserError(
-            f"{place}: this row is of another experiment, design {str(row['design'])[:20]}; the experiment that waits is "
-            f"{design.hash}"
-        )
-    options = []
-    for name in ("option_a_ratings", "option_b_ratings"):
-        try:
-            options.append(tuple(int(x) for x in json.loads(row[name] or "")))
-        except (ValueError, TypeError, RecursionError, OverflowError):
-            raise UserError(f"{place}: {name} is {str(row[name])!r:.40}, not a list of ratings such as [0, 1]") from None
-    pair = pairs.get((options[0], options[1]))
-    if pair is None:
-        raise UserError(f"{place}: the pair {list(options[0])} and {list(options[1])} is not in the experiment")
+    return subject
+
+
+def _trial(row: Mapping[str, Any], place: str, pair: int) -> HumanTrial:
     if str(row["response"]).strip() not in ("0", "1"):
         raise UserError(f"{place}: response is {str(row['response'])!r:.40}, which is neither 0 (A) nor 1 (B)")
     return HumanTrial(
-        subject,
+        _subject(row, place),
         pair,
         int(row["response"]),
         str(row.get("key") or ""),
@@ -182,15 +271,16 @@ def _number(text: Any, place: str, name: str) -> float | None:
 
 
 def _person(subject: str, trials: list[HumanTrial], design: Design) -> Person:
-    keys = [one.key or str(one.response) for one in trials]
+    keys = [one.key for one in trials]
+    known = bool(trials) and all(keys)  # a choice is no key: who always follows a theory may choose one option throughout
     times = [one.rt for one in trials if one.rt is not None]
     away = [one.off for one in trials if one.off is not None]
     switches = [first != second for first, second in itertools.pairwise(keys)]
     report = PersonReport(
         subject=subject,
         trials=len(trials),
-        same_key=max(keys.count(key) for key in set(keys)) / len(keys),
-        alternates=sum(switches) / len(switches) if switches else 0.0,
+        same_key=max(keys.count(key) for key in set(keys)) / len(keys) if known else None,
+        alternates=sum(switches) / len(switches) if known and switches else None,
         mean_rt_ms=sum(times) / len(times) if times else None,
         off_tab_ms=max(away) if away else None,
         bot=any(one.bot for one in trials),
@@ -199,13 +289,25 @@ def _person(subject: str, trials: list[HumanTrial], design: Design) -> Person:
     rules = [
         (report.bot, "the browser said that it is driven by a program"),
         (len(trials) != wanted, f"{len(trials)} of {wanted} trials"),
-        (report.same_key >= SAME_KEY, f"the same key in {percent(report.same_key, 0)} of trials"),
-        (report.alternates >= ALTERNATES, f"alternated in {percent(report.alternates, 0)} of trials"),
+        ((report.same_key or 0.0) >= SAME_KEY, f"the same key in {percent(report.same_key, 0)} of trials"),
+        ((report.alternates or 0.0) >= ALTERNATES, f"alternated in {percent(report.alternates, 0)} of trials"),
         (rt is not None and rt < FASTEST_MS, f"{rt or 0:.0f} ms a choice on average"),
         (off is not None and off > OFF_TAB_MS, f"{(off or 0) / 1000:.0f} s away from the tab"),
     ]
     dropped = next((why for true, why in rules if true), "")
     return Person(tuple(one.pair for one in trials), tuple(one.response for one in trials), replace(report, dropped=dropped))
+
+
+def read_data(path: Path, design: Design | None = None) -> Data:
+    """The choices of everybody who is kept; without a ``design`` of the experiment that the file shows. Raises UserError."""
+    if design is None:
+        design, people = read_study(path)
+    else:
+        people = read_people(path, design)
+    data = data_of(people, design)
+    if not len(data.order):
+        raise UserError(f"{path}: nobody is left after the quality filters")
+    return data
 
 
 def data_of(people: list[Person], design: Design, most: int | None = None) -> Data:

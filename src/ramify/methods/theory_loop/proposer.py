@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -172,6 +172,8 @@ class TheoryGrammar:
             "grammar",
             stable_hash("proposer", "grammar", 2, *self.families, repr(MUTATE), config.searched, config.designer),
         )
+        self.theories: Mapping[str, Theory] = CANONICAL
+        """What the families are drawn from, by name."""
         self._weights: dict[str, np.ndarray] = {}
 
     async def design(self, pool: TheoryPool, at: AdvocateTurn) -> Design:
@@ -245,7 +247,7 @@ class TheoryGrammar:
             if ranges(leader):
                 return narrowed(leader, rng)
         family = self.families[int(rng.integers(len(self.families)))]
-        return partial(replace(CANONICAL[family], about={"family": family}), rng)
+        return partial(replace(self.theories[family], about={"family": family}), rng)
 
     async def critique(
         self, pool: TheoryPool, round: int, verdict: Verdict, trial: TriedTheory, tried: Sequence[TriedTheory]

@@ -53,6 +53,8 @@ app = Verbs(
 
 SEEDS = ["ttb", "wadd"]
 TITLE = "A study of choices"
+CHOICES = (".csv", ".jsonl", ".ndjson")
+"""What a file of people's choices ends in."""
 Theories = Annotated[
     list[str] | None,
     option("--theory", metavar="THEORY", help="The two theories to begin with, by name or file; default: ttb and wadd."),
@@ -63,7 +65,8 @@ DesignOption = Annotated[
     option(
         "--design",
         metavar="FILE",
-        help="An experiment as JSON, or a registration; default: the 24 pairs of Hilbig and Moshagen (2014).",
+        help="An experiment as JSON, a registration, or a file of choices, for the pairs that most people in it saw; default: "
+        "the 24 pairs of Hilbig and Moshagen (2014), with --against choices those that most people there saw.",
     ),
 ]
 DrawSeed = Annotated[int | None, option("--seed", help="Decides every sample; default: 0.")]
@@ -430,13 +433,15 @@ def _evaluated(
 ) -> TheoryDistances:
     from ramify.methods.theory_loop.confirmation import errors
 
-    used = _design(design)
+    people = None
+    if Path(against).suffix in CHOICES:
+        people = _data_of(Path(against), None if design is None else _design(design))
+    used = _design(design) if people is None else people.design
     if run is None:
         theories = {theory: find_theory(theory)}
     else:
         with Run.open(run) as opened:
             theories = pool_of(opened).theories
-    people = _people(Path(against), used) if against.endswith(".csv") else None
     other = None if people is not None else find_theory(against)
 
     async def main() -> tuple[TheoryDistance, ...]:
@@ -486,7 +491,11 @@ def check(
     ],
     against: Annotated[
         str | None,
-        option("--against", metavar="CHOICES", help="Compare with a theory by name or file, or with people's choices as CSV."),
+        option(
+            "--against",
+            metavar="CHOICES",
+            help="Compare with a theory by name or file, or with people's choices as CSV or JSON lines.",
+        ),
     ] = None,
     limit: Annotated[
         list[str] | None,
@@ -808,11 +817,13 @@ class ClaimOptions:
     design: Path | None = None
     people: int | None = None
     alpha: float | None = None
+    two_sided: bool = False
     seed: int | None = None
 
 
 def _register(run: Path, out: Path, asked: ClaimOptions, allow: bool) -> RegisteredClaim:
     test, alpha, seed = asked.test or "predicts", 0.05 if asked.alpha is None else asked.alpha, asked.seed or 0
+    sides: confirmation.Sides = 2 if asked.two_sided else 1
     if test != "predicts" and asked.design is not None:
         raise UserError(f"--test {test} has an experiment of its own: leave --design out")
     with Run.open(run) as opened:
@@ -830,8 +841,10 @@ def _register(run: Path, out: Path, asked: ClaimOptions, allow: bool) -> Registe
         async with TheoryBench(allow_unsandboxed=allow) as bench:
             try:
                 if test != "predicts":
-                    return await confirmation.register_contrast(bench, test, label, own, rivals, alpha, seed, asked.people)
-                return await confirmation.register(bench, label, own, rivals, alpha, seed, asked.people, _design(asked.design))
+                    return await confirmation.register_contrast(bench, test, label, own, rivals, alpha, seed, asked.people, sides)
+                return await confirmation.register(
+                    bench, label, own, rivals, alpha, seed, asked.people, _design(asked.design), sides
+                )
             except TheoryError as error:
                 raise UserError(f"a theory of the registration fails ({error.kind}): {error}") from None
 
@@ -886,9 +899,13 @@ def confirm(
     alpha: Annotated[
         float | None, option("--alpha", min=0.0001, max=0.5, help="With --register: level of the test; default: 0.05.")
     ] = None,
+    two_sided: Annotated[
+        bool,
+        option("--two-sided", help="With --register: count both tails, though only the claimed way holds; default: one-sided."),
+    ] = False,
     seed: DrawSeed = None,
     data: Annotated[
-        Path | None, option("--data", metavar="CSV", help="Fresh people's choices; default: fresh participants of the run.")
+        Path | None, option("--data", metavar="FILE", help="Fresh people's choices; default: fresh participants of the run.")
     ] = None,
     strict: Annotated[bool, option("--strict", help="Exit code 1 where no winner is named.")] = False,
     allow_unsandboxed: Unsandboxed = False,
@@ -903,7 +920,7 @@ def confirm(
     A registration that was changed is refused, and so are people who took part in the loop. `data export --design CLAIM` writes
     its experiment as a page.
     """
-    asked = ClaimOptions(test, theory, rival, design, people, alpha, seed)
+    asked = ClaimOptions(test, theory, rival, design, people, alpha, two_sided, seed)
     folder = find_run(run)
     if register:
         only_for("confirm --register", data=data, strict=strict)
@@ -920,7 +937,7 @@ def _tested(run: Path, claim: Path, data: Path | None, allow: bool) -> confirmat
         pool_of(opened)
 
         async def tested() -> tuple[confirmation.ClaimTest, tuple[()]]:
-            people = _people(data, made.design) if data is not None else None
+            people = _data_of(data, made.design) if data is not None else None
             _fresh(opened, people)
             return await _confirmed(opened, config, made, people, key, allow), ()
 
@@ -970,7 +987,13 @@ async def _confirmed(
 
 
 def _design(path: Path | None) -> Design:
-    return hilbig() if path is None else design_file(path)
+    if path is None:
+        return hilbig()
+    if path.suffix in CHOICES:
+        from ramify.methods.theory_loop.people import read_study
+
+        return read_study(path)[0]
+    return design_file(path)
 
 
 def _text_file(path: Path) -> str:
@@ -987,13 +1010,10 @@ def _json_file(path: Path) -> Any:
         raise UserError(f"{path} is not JSON: {error}") from None
 
 
-def _people(path: Path, design: Design) -> Data:
-    from ramify.methods.theory_loop.people import data_of, read_people
+def _data_of(path: Path, design: Design | None) -> Data:
+    from ramify.methods.theory_loop.people import read_data
 
-    data = data_of(read_people(path, design), design)
-    if not len(data.order):
-        raise UserError(f"{path}: nobody is left after the quality filters")
-    return data
+    return read_data(path, design)
 
 
 def _left_out(people: Data | None) -> tuple[str, ...]:
