@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ramify.cli.main import main
+from ramify.engine.named import find_sampled
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs import read_scan
 from ramify.model.tokenizer import HfTokenizer
@@ -121,6 +122,14 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
     assert {row["rejected_id"] for row in rows} <= {2, 3, 4}
     assert all(row["prompt_ids"] == [1, 2] for row in rows)
     assert len(report["masses"]) == report["cliffs"]
+    texts = tmp_path / "texts.jsonl"
+    code, out, err = run(capsys, "pairs", scan, *base(checkpoint), *every, "--texts", "--out", texts, "--json")
+    told = [json.loads(line) for line in texts.read_text().splitlines()]
+    assert (code, json.loads(out)["pairs"], json.loads(out)["no_text"]) == (0, len(told), len(rows) - len(told))
+    tokenizer = find_sampled(base(checkpoint)[1])[1]
+    for record in told:
+        assert record["prompt"] + record["chosen"] == tokenizer.decode([1, 2, record["metadata"]["chosen_id"]])
+        assert record["chosen"] != record["rejected"]
 
     listed = json.loads(run(capsys, "show", scan, "--json")[1])["traces"]
     wrong = next(row["trace"] for row in listed if not row["right"])
@@ -288,7 +297,8 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
         ),
         (["scan", *model, *completion, "--out", torn], 2, "cannot make a run in"),
         (["scan", *model, *completion, "--out", alien], 2, "alien was not made by `ramify cliffs scan`: choose another folder"),
-        (["show", torn], 2, "torn.jsonl is not a run"),
+        (["show", torn], 2, "torn.jsonl:1: the reply: 'response_ids' must be a list"),
+        (["ablate", torn, *model], 2, "torn.jsonl is not a run"),
         (["show", alien], 2, "alien was not made by `ramify cliffs scan`"),
         (["scan", *model, "--problems", bad, "--out", other], 2, "bad.jsonl:1: unknown field 'promt' (did you mean 'prompt'?)"),
         (["scan", *model, "--problems", torn, "--out", other], 2, "torn.jsonl:1: 'prompt' must be text, and it is missing"),
@@ -333,6 +343,7 @@ def test_a_kill_loses_no_trace(checkpoint: Path, problems: Path, tmp_path: Path)
 DIES = """
 import os, signal, sys
 from ramify.cli.main import main
+from ramify.engine.named import find_sampled
 from ramify.methods.cliffs import record
 store, left = record.store_trace, [3]
 def dying(*words):

@@ -109,7 +109,7 @@ def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None, tem
         data=read_field(raw, "data", dict, "the trace", {}),
         logprobs=_numbers(raw, "logprobs"),
         seed=read_field(raw, "seed", int, "the trace", None),
-        potentials=_potentials(raw),
+        potentials=potentials_of(raw),
         early_stopped_at=read_field(raw, "early_stopped_at", int, "the trace", None),
         **given,
     )
@@ -163,8 +163,11 @@ def _numbers(record: Mapping[str, Any], name: str) -> tuple[float, ...] | None:
     return tuple(float(v) for v in values)
 
 
-def _potentials(record: Mapping[str, Any]) -> tuple[Counts | None, ...] | None:
-    """``k`` is a list with null where not measured; the other columns are lists alike, or one number for all."""
+def potentials_of(record: Mapping[str, Any]) -> tuple[Counts | None, ...] | None:
+    """Those of positions 0..T that a record has, if it has any.
+
+    ``k`` is a list with null where not measured; the other columns are lists alike, or one number for all.
+    """
     k = record.get("k")
     if k is None:
         return None

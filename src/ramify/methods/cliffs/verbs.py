@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,8 +20,9 @@ from ramify.base.progress import SILENT, Progress
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.engine.named import find_sampled
-from ramify.kit import Form, Verbs, argument, option
+from ramify.kit import Form, Verbs, argument, only_for, option
 from ramify.methods.cliffs.forks import TAKES, ForkSource, ReplyForks
+from ramify.methods.cliffs.known import KnownReplies, listed, read_known, scanned_of
 from ramify.methods.cliffs.record import (
     begin,
     conclude,
@@ -39,6 +40,7 @@ from ramify.methods.cliffs.run import (
     Examined,
     ScanConfig,
     Scanned,
+    TokenPair,
     ablate,
     corrected,
     cost_estimate,
@@ -59,6 +61,7 @@ from ramify.rollout.token_traces import TokenProblem, TokenTrace, read_problems
 from ramify.score.judge import find_judge
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
+from ramify.trace.sources import run_folder
 
 ELSEWHERE = 0.1
 """Recorded log-probs this far from those found now, in nats, are another model's or other settings'."""
@@ -135,6 +138,9 @@ class PairOptions(Forking):
     """only candidates at least as good as the position before"""
     compare: str = ""
     """another model with the same tokenizer: does it step off there, too?"""
+    texts: bool = False
+    """rows of texts (prompt, chosen, rejected), as trainers of preferences take them; tokens that are no whole text are left
+    out"""
 
 
 app = Verbs("cliffs", help="Find the tokens at which a chain of thought falls off, and confirm them.")
@@ -377,6 +383,8 @@ class PairsWritten(Result):
     masses: tuple[CliffMass, ...]
     spent: ForksSpent
     compare: str = ""
+    no_text: int = 0
+    """Pairs of rows of texts that are left out: a token of them is no whole text."""
 
     def sections(self) -> Iterable[Section]:
         """One sentence, and the masses."""
@@ -407,10 +415,29 @@ def pairs_(
 
     examined, masses = wait_for(work())
     rows = pairs(examined, options.hard)
-    write_whole(out, "".join(json.dumps(codec.to_json(row)) + "\n" for row in rows))
+    written = [codec.to_json(row) for row in rows]
+    if options.texts:
+        told = [_texts(row, forks.tokenizer.decode) for row in rows]
+        written = [record for record in told if record is not None]
+    write_whole(out, "".join(json.dumps(record) + "\n" for record in written))
     left_out = sum(len(one.kept) for one in scanned) - len(examined)
     spent = forks.spent()
-    return PairsWritten(out, len(examined), len(rows), left_out, tuple(masses), spent, options.compare, caveats=caveats)
+    no_text = len(rows) - len(written)
+    if no_text:
+        caveats = (*caveats, f"{plural(no_text, 'pair')} left out, since a token of them is no whole text")
+    kept = len(written)
+    return PairsWritten(out, len(examined), kept, left_out, tuple(masses), spent, options.compare, no_text, caveats=caveats)
+
+
+def _texts(row: TokenPair, decode: Callable[[Sequence[int]], str]) -> dict[str, Any] | None:
+    """A pair as texts; None where a token is part of a letter, or the texts together are not what their tokens say."""
+    prompt, *ends = (decode(list(ids)) for ids in (row.prompt_ids, (row.chosen_id,), (row.rejected_id,)))
+    whole = [decode([*row.prompt_ids, token]) for token in (row.chosen_id, row.rejected_id)]
+    if "\ufffd" in prompt + "".join(ends) or [prompt + end for end in ends] != whole:
+        return None
+    record = codec.to_json(row)
+    del record["prompt_ids"]
+    return {"prompt": prompt, "chosen": ends[0], "rejected": ends[1], "metadata": record}
 
 
 @dataclass(frozen=True)
@@ -476,13 +503,34 @@ class TraceCurve(Result):
 
 @app.verb()
 def show(
-    path: ScanPath,
+    path: Annotated[
+        Path,
+        argument(
+            metavar="SCAN",
+            help="The run that `ramify cliffs scan` made; or potentials that others measured, as JSON, JSON lines or CSV.",
+        ),
+    ],
     trace: Annotated[str, argument(metavar="TRACE", help="Id of a trace; without one they are listed.")] = "",
     svg: Annotated[Path | None, option(help="Write the picture to this file.")] = None,
     width: Annotated[int, option(min=20, help="Letters in a line.")] = 100,
-) -> ScannedTraces | TraceCurve:
-    """The potential over the text of a reply, with intervals, cliffs and rebounds; without TRACE a list of the traces."""
-    config, _, scanned = read_scan(path)
+    n: Annotated[
+        int | None, option("--n", min=1, help="Of a file whose potentials are shares: forks behind each; default: 64.")
+    ] = None,
+) -> ScannedTraces | KnownReplies | TraceCurve:
+    """The potential over the text of a reply, with intervals, cliffs and rebounds; without TRACE a list of the traces.
+
+    A file of potentials is tested as the paper does and corrected over all its tokens; no model is needed.
+    """
+    texts: Mapping[str, Sequence[str]] = {}
+    if path.is_file() and run_folder(path) is None:
+        config = ScanConfig(faithful=True)
+        replies = read_known(path, 64 if n is None else n)
+        scanned, texts = scanned_of(replies, config), {reply.id: reply.tokens for reply in replies}
+        if not trace:
+            return listed(scanned, config)
+    else:
+        only_for("show of a run", n=n)
+        config, _, scanned = read_scan(path)
     if not trace:
         lines = [TraceLine(s.trace.id, s.trace.correct, s.trace.length, len(s.kept), len(s.cliffs), s.forks) for s in scanned]
         return ScannedTraces(sentence(scanned, config), tuple(lines))
@@ -490,7 +538,7 @@ def show(
     if trace not in known:
         raise UserError(f"{path} has no trace '{trace}' ({nearest(trace, known)})")
     one = known[trace]
-    shown = picture(one, token_texts(path, trace))
+    shown = picture(one, texts[trace] if trace in texts else token_texts(path, trace))
     if svg is not None:
         write_whole(svg, potential_svg(shown))
     cliffs = [
