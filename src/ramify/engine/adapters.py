@@ -70,6 +70,15 @@ def head_of(module: nn.Module) -> nn.Module | None:
     return head
 
 
+def numbers_of_adapter(module: nn.Module, rank: int) -> tuple[int, int]:
+    """Weights that a new adapter of ``rank`` for ``module`` is added to, and numbers in its parts."""
+    head = head_of(module)
+    shapes = [
+        layer.weight.shape for layer in module.modules() if type(layer).__name__ in ("Linear", "Conv1D") and layer is not head
+    ]
+    return sum(int(shape.numel()) for shape in shapes), rank * sum(sum(shape) for shape in shapes)
+
+
 @dataclass(eq=False)
 class Adapter:
     """Low-rank parts of some weights, which can be trained: W = base + scale B A."""

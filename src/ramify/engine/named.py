@@ -24,7 +24,7 @@ def is_local(spec: str) -> bool:
 
 @told()
 def find_model(
-    spec: str, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None
+    spec: str, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None, weights: bool = True
 ) -> tuple[Model, ChatTemplate | None]:
     """The model that ``builtin``, ``hf:PATH``, ``gguf:FILE``, ``smollm2``, ``chat:MODEL@URL``,
     ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
@@ -34,7 +34,8 @@ def find_model(
 
     With it the template that renders chats as tokens for it, None where it takes messages; ``given`` takes its place (see
     :func:`ramify.engine.checkpoints.chat_template`). A checkpoint runs on ``device`` in ``dtype``
-    (:func:`ramify.engine.devices.placement`), which mean nothing for other models. Raises UserError where there is no such
+    (:func:`ramify.engine.devices.placement`), which mean nothing for other models, and is there without its ``weights`` where
+    these are not wanted (:meth:`ramify.engine.local.LocalModel.load`). Raises UserError where there is no such
     model; only its kind is repeated, since a URL may hold a secret. Raises NeedsError for a local model without `ramify[local]`.
     """
     if own_path(spec) is not None:
@@ -44,7 +45,7 @@ def find_model(
     if is_local(spec):
         from ramify.engine.checkpoints import load_model, model_folder
 
-        return load_model(model_folder(spec), device=device, dtype=dtype, given=given)
+        return load_model(model_folder(spec), device=device, dtype=dtype, given=given, weights=weights)
     check_placed(spec, device, dtype)
     model = registered_model(spec)
     return model, template_of(model, given)

@@ -24,6 +24,7 @@ from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import refusal, whole_file
 from ramify.base.ids import stable_hash
 from ramify.base.plugins import source_of
+from ramify.base.processor import resident
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.base.version import VERSION
@@ -239,7 +240,7 @@ class Job:
         else:
             self.start, self.model = folder / START, model
             self.template = cast(ChatTemplate, template_of(model, self.given))
-        self.loading, self.loaded = time.monotonic() - began, room.resident()
+        self.loading, self.loaded = time.monotonic() - began, resident()
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
         self.pretrained = self.model.pretrained
         self.rank = keep.rank_of(config, self.pretrained, self.start)
@@ -423,7 +424,7 @@ class Job:
             return config
         need = room.needed(self.model, config, self.adapter, self.loaded)
         if str(self.model.forward.device) == "cpu":
-            room.check_room(need, config, self.adapter is not None, room.available(), room.resident())
+            room.check_room(need, config, self.adapter is not None, room.available(), resident())
         open_ = {"max_reply", "temperature"} - config.model_fields_set
         if not open_ or config.backend != "local":
             return config
@@ -592,6 +593,7 @@ class Job:
             if c.kl and reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": c.kl}
             trainer.set_rate(train.lr * (1.0 - update / c.updates))  # the decay reduces the noise of small groups
+            self.model.forget()  # what is cached would not hold after the step, whose memory it takes
             metrics = trainer.update(rows, losses)
             self.model.refresh()
             judged = self._taught(critic, grown, states)
