@@ -35,12 +35,12 @@ class NeededMemory:
     packing: int
     """Copies that exist while a checkpoint is written, when there are no activations."""
     cache: int
-    """Keys and values of the texts that are sampled."""
+    """Keys and values of what is sampled at once and of finished texts, when nothing is trained."""
 
     @property
     def peak(self) -> int:
         """The most at once."""
-        return self.loaded + self.held + self.cache + max(self.activations, self.packing)
+        return self.loaded + self.held + max(self.activations, self.packing, self.cache)
 
 
 def needed(
@@ -56,8 +56,8 @@ def needed(
     sampled = config.tokens / config.updates
     trained = sampled * share
     tokens = min(most_tokens(model.module, config.train.micro_tokens), trained * shown)
-    position = FLOAT * model.forward.layers * model.forward.kv_size
     played = max(sampled, config.eval_episodes * config.max_reply) * shown
+    rows = min(config.concurrency, config.eval_episodes)
     held = 2 * weights
     if adapter:
         parts = sum(half.numel() for pair in adapter.parts.values() for half in pair)
@@ -67,7 +67,7 @@ def needed(
         held=held + (weights if config.kl else 0),
         activations=pass_bytes(model.module, tokens, trained, model.forward.vocab) + (0 if adapter else weights),
         packing=0 if adapter else PACKING * weights,
-        cache=int(min(1 << 30, position * played)),
+        cache=model.sampling_bytes(rows, int(shown * config.max_reply), int(played)) - weights,
     )
 
 
