@@ -97,7 +97,7 @@ def registered_model(spec: str) -> Model:
 
 
 @told()
-def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
+def find_continuing(spec: str, device: str = "", dtype: str = "") -> tuple[Model, ChatTemplate | None]:
     """As :func:`find_model`, for work that continues token ids: a model without a chat template will do, with None."""
     kind, _, argument = spec.partition(":")
     if is_local(spec):
@@ -105,7 +105,7 @@ def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
         from ramify.engine.local import LocalModel
 
         folder = model_folder(spec)
-        model: Model = LocalModel.load(folder)
+        model: Model = LocalModel.load(folder, device=device, dtype=dtype)
     elif own_path(spec) is not None:
         model = own_model(spec)
     elif kind == "completions":
@@ -118,7 +118,7 @@ def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
         return model, None
 
 
-def find_sampled(spec: str) -> tuple[Model, Tokenizer, ChatTemplate | None]:
+def find_sampled(spec: str, device: str = "", dtype: str = "") -> tuple[Model, Tokenizer, ChatTemplate | None]:
     """As :func:`find_continuing`, with the tokenizer that reads what is sampled.
 
     Raises NeedsError on a chat endpoint, before any request to it, and on a model without a tokenizer.
@@ -127,7 +127,7 @@ def find_sampled(spec: str) -> tuple[Model, Tokenizer, ChatTemplate | None]:
         raise NeedsError(
             "a chat endpoint cannot continue inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
         )
-    model, template = find_continuing(spec)
+    model, template = find_continuing(spec, device, dtype)
     tokenizer: Tokenizer | None = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise NeedsError(f"'{model.identity.name}' has no tokenizer, so replies cannot be read")
