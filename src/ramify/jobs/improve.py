@@ -62,6 +62,7 @@ from ramify.jobs.settings import ImproveConfig as ImproveConfig
 from ramify.jobs.settings import TrainingConfig, pretrained_rate
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_of
 from ramify.model.protocol import Model, Sampling, require
+from ramify.render.result import Cell
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Player
@@ -126,7 +127,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
     played = episodes + (validations if job.pretrained else 0)
     expected = pace.seconds(config, arms, seen.tokens / seen.n * played)
     memory = pace.memory(job.model, config, job.adapter, job.loaded) if job.pretrained else None
-    cost_estimate = {
+    cost_estimate: dict[str, Cell] = {
         "arms": arms,
         "updates": config.updates * arms,
         "training tokens": config.tokens * arms,
