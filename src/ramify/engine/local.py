@@ -313,16 +313,17 @@ class LocalModel:
         return self._scheduler.context
 
     def forget(self) -> None:
-        """Forget every cached prefix, and give the memory of keys and values back. Raises UserError while sampling."""
+        """Forget every cached prefix, and give back the memory of keys and values and the work space. Raises UserError while
+        sampling."""
         if self._scheduler.busy:
             raise UserError(f"the weights of '{self.name}' cannot change while it is sampling")
         self._scheduler.reset()
+        self.forward.refresh()
 
     def refresh(self) -> None:
         """Take over weights changed in place: forgets every cached prefix and changes the identity.
         Raises UserError while sampling."""
         self.forget()
-        self.forward.refresh()
         if self._speculator is not None:
             self._speculator.drafter.eval()
         self._weights = ""

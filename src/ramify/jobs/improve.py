@@ -257,7 +257,7 @@ class Job:
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
         self.pretrained = self.model.pretrained
         self.rank = keep.rank_of(config, self.pretrained, self.start)
-        self.adapter = adapter_of(self.model, self.start, self.rank, config.seed)
+        self.adapter, self.trained = adapter_of(self.model, self.start, self.rank, config.seed), False
         self.general: GeneralTexts | None = None
         self.general_texts = keep.texts_of(config.keep) if self.pretrained else ()
         self.task_set = self.own.task_set()
@@ -349,7 +349,10 @@ class Job:
 
     def trainer(self, config: TrainConfig) -> Trainer:
         """A trainer of the current agent, which is the starting one: of its adapter alone where it has one or is to get one."""
-        self.adapter = adapter_of(self.model, self.start, self.rank, self.config.seed)
+        if self.trained:
+            self.adapter = None  # which holds a copy of the weights that it is for: never two of them
+            self.adapter = adapter_of(self.model, self.start, self.rank, self.config.seed)
+        self.trained = True
         return Trainer(self.model.module, config, self.config.seed, self.adapter)
 
     def save(self, folder: Path) -> None:
