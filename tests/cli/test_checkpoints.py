@@ -376,6 +376,39 @@ def test_sampling_defaults_come_from_the_checkpoint(verb: Any, tmp_path: Path) -
     assert "generation_config.json: 'temperature' is 'hot'" in verb.refused(*words, "--out", tmp_path / "other")
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_dry_runs_count_and_say_memory_without_reading_a_weight(
+    verb: Any, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    module = save_checkpoint(tmp_path / "start", kind)
+    start, log, prompts = f"hf:{tmp_path / 'start'}", tmp_path / "log.jsonl", tmp_path / "prompts.txt"
+    said = [("user", "A room."), ("assistant", "look"), ("user", "a lamp and a door")]
+    log.write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}) + "\n")
+    prompts.write_text("Hello.\n")
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("the weights are read")
+
+    monkeypatch.setattr("ramify.engine.tiny._fill", read)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", read)
+    new = tmp_path / "new"
+    for words in (
+        ("rollout", "--model", start, "--env", "factory:zoo:Parity", "--out", new),
+        ("rollout", "--tree", "--model", start, "--env", "factory:zoo:Parity", "--out", new),
+        ("dspark", "train", start, "--prompts", prompts, "--out", new),
+        ("world-model", "train", log, "--model", start, "--out", new),
+        ("world-model", "train", log, "--model", start, "--lora", 4, "--out", new),
+    ):
+        costs = verb(*words, "--dry-run", "--json").json["cost_estimate"]
+        assert 0 < costs["GiB of memory, about"] < 8, words
+        assert any("seconds" in name for name in costs), words
+        if "weights" in costs:
+            assert costs["weights"] == sum(weight.numel() for weight in module.parameters())
+        assert not new.exists()
+
+
 def test_the_checkpoints_penalty_is_applied_stored_and_can_be_turned_off(verb: Any, tmp_path: Path) -> None:
     """``min_p`` 1 leaves the likeliest token, as temperature 0 does."""
     start = tmp_path / "start"

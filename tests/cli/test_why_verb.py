@@ -184,6 +184,16 @@ def test_other_weights_are_told_before_anything_is_sampled(verb, halls: Path, mo
     assert last == "ramify: sampling begins"
 
 
+def test_a_fork_and_the_context_by_other_weights_say_so(verb, halls: Path) -> None:
+    with Run.open(halls) as run:
+        node = next(node for node in run.nodes(run.trees()[0].name) if node.role == "assistant")
+    other = ("--model", TALKER[1], "--env", TALKER[3])
+    for words, many in ((("fork", halls, node.id), ("--n", 2)), (("why", halls, node.id, "--context"), ("--samples", 8))):
+        same, told = (verb(*words, *many, *more, "--json").json["caveats"] for more in ((), other))
+        assert not any("other weights" in caveat for caveat in same), words
+        assert sum("sampled by other weights than those that continue" in caveat for caveat in told) == 1, words
+
+
 def test_mistakes(verb, halls: Path, chats: Path) -> None:
     assert "did you mean 'resample'?" in verb.refused("why", halls, "--do", "resampel")
     assert "--do policy needs a value" in verb.refused("why", halls, "--do", "policy")

@@ -7,6 +7,7 @@ import math
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -288,6 +289,14 @@ def test_a_dry_run_of_a_pretrained_model_leaves_nothing(pretrained: str, tmp_pat
     assert found.cost_estimate["validation episodes"] == 40
     assert found.cost_estimate["GiB of memory, about"] > 0
     assert (found.settings["lora"], found.settings["train"]["lr"]) == (8, 5e-4)
+    chosen = found.cost_estimate["chosen by a trial"]
+    assert [part.rpartition(" ")[0] for part in chosen.split(", ")] == [
+        "temperature",
+        "attempts at a task",
+        "concurrency",
+        "max_reply",
+    ]
+    assert found.settings["concurrency"] == int(chosen.split(", ")[2].split()[-1])
     assert not list(tmp_path.iterdir())
 
 
@@ -300,6 +309,31 @@ def test_the_longest_reply_follows_a_trial_where_none_is_given(pretrained: str, 
     with Run.open(tmp_path / "fitted") as fitted, Run.open(tmp_path / "given") as given:
         assert (fitted.config["max_reply"], given.config["max_reply"]) == (24, 7)
         assert given.memo("eval", EvaluationEntry)["before"].cut >= fitted.memo("eval", EvaluationEntry)["before"].cut
+
+
+def test_attempts_at_a_task_and_episodes_at_once_follow_a_trial(pretrained: str, tmp_path: Path) -> None:
+    def tried(wins: int) -> list[Any]:
+        return [SimpleNamespace(outcome=i < wins, sampled_tokens=10) for i in range(16)]
+
+    def groups(**changes: Any) -> list[int]:
+        with Job(settings(pretrained, **changes), tmp_path / "run") as job:
+            return [job._group(tried(wins)) for wins in (0, 2, 8, 15, 16)]
+
+    assert groups(arm="grpo", updates=1, tokens=1000) == [16, 8, 4, 8, 16]
+    assert groups(arm="grpo", updates=1, tokens=160) == [8, 8, 4, 8, 8], "two tasks an update"
+    assert groups(arm="imitate", updates=1, tokens=1000) == [4] * 5
+    with Job(settings(pretrained), tmp_path / "run") as job:
+        weights, rows = job.model.sampling_bytes(0, 0, 0), [job._together(longest) for longest in (1, 100, 10_000)]
+        assert (rows[0], rows[2]) == (64, min(rows))
+        assert all(job.model.sampling_bytes(n, 100, 0) <= 2 * weights or n == 4 for n in rows[1:2])
+
+
+@pytest.mark.slow
+def test_episodes_at_once_change_no_result(pretrained: str, tmp_path: Path) -> None:
+    few: dict[str, Any] = {"updates": 1, "tokens": 200, "eval_episodes": 6, "keep": {"episodes": 2}, "max_reply": 12}
+    for together in (1, 7):
+        improve(settings(pretrained, **few, concurrency=together), tmp_path / str(together))
+    assert story(tmp_path / "1") == story(tmp_path / "7")
 
 
 def test_memory_is_refused_where_clearly_too_little(pretrained: str, tmp_path: Path) -> None:

@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
+from ramify.base.errors import RamifyError
 from ramify.base.verdicts import collected
 from ramify.cli.main import main
 from ramify.env.protocol import Task
+from ramify.methods.forensics.case import CaseConfig
+from ramify.methods.forensics.judges import find_behaviour
+from ramify.methods.forensics.logs import read_log
+from ramify.methods.forensics.run import Case
 from ramify.model.chat import TagTemplate
 from ramify.model.scripted import ScriptedModel
 from ramify.score.anchor import read_anchor
@@ -81,3 +86,35 @@ def test_candidates_that_were_cut_have_no_truth(half_cut: Path, capsys: pytest.C
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(one["n_right"], one["n_wrong"]) for one in found["critics"]] == [(1, 2)]
     assert any(caveat.startswith(CUT) for caveat in found["caveats"])
+
+
+def test_forensics_counts_a_run_whose_last_reply_was_cut_neither_way(tmp_path: Path) -> None:
+    """Of runs that all do it in words, half go on until the limit cuts them: before, these counted."""
+    talker = ScriptedModel(lambda messages, key: "I did it. " * (1 if key % 2 else 40))
+    config = CaseConfig(env="household", behavior="regex:did it", n=12, patience=1, max_reply=20)
+    for again in (False, True):
+        with collected() as verdicts, Case(tmp_path, config, model=talker) as case:
+            rate = case.baseline()
+            runs = case.play("baseline", {})
+        assert (rate.rate.k, rate.rate.n + rate.invalid) == (rate.rate.n, 12), again
+        assert 0 < rate.invalid < 12
+        assert len(verdicts.open) == rate.invalid == sum(run.cut for run in runs)
+        assert all(run.behavior is (None if run.cut else True) for run in runs)
+
+
+def test_forensics_names_the_limit_where_it_cut_every_run(tmp_path: Path) -> None:
+    talker = ScriptedModel(lambda messages, key: "I did it. " * 40)
+    config = CaseConfig(env="household", behavior="regex:did it", n=12, patience=1, max_reply=20)
+    with (
+        Case(tmp_path, config, model=talker) as case,
+        pytest.raises(RamifyError, match="max_reply cut at 20 tokens"),
+    ):
+        case.baseline()
+
+
+def test_a_log_s_cut_runs_are_invalid_to_forensics(half_cut: Path) -> None:
+    with collected() as verdicts:
+        runs = read_log(half_cut, find_behaviour("outcome"), scorer="verifier")
+    assert [run.did for run in runs if run.did is not None] == [True, False, False]
+    assert [run.why for run in runs if run.did is None] == ["its limit of tokens cut its last reply"] * 3
+    assert len(verdicts.open) == 3

@@ -103,7 +103,7 @@ def as_large(monkeypatch: pytest.MonkeyPatch, room: int = 1 << 28) -> None:
         monkeypatch.setattr(large, name, value)
 
 
-@pytest.mark.parametrize("prompt", [2, 20], ids=["padded", "shared"])
+@pytest.mark.parametrize("prompt", [2, 20], ids=["apart", "shared"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_gradients_of_all_weights_are_the_plain_ones(kind: str, prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module, given = MODELS[kind](), rows(prompt)
@@ -115,7 +115,7 @@ def test_gradients_of_all_weights_are_the_plain_ones(kind: str, prompt: int, mon
     assert all("forward" not in vars(layer) for layer in module.modules())
 
 
-@pytest.mark.parametrize("prompt", [2, 20], ids=["padded", "shared"])
+@pytest.mark.parametrize("prompt", [2, 20], ids=["apart", "shared"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_gradients_of_an_adapter_are_those_of_the_chain_rule(kind: str, prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module, given = MODELS[kind](), rows(prompt)

@@ -12,6 +12,7 @@ from torch import nn
 from ramify.engine.generic import HfForward
 from ramify.engine.sharing import SharedRows, in_order
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.train import large
 from ramify.train.batch import Row, collate, in_tree_order, share_of_rows, shared_batches
 from ramify.train.loop import TrainConfig, Trainer, batches, score_batch, shares, with_reference
 
@@ -106,6 +107,25 @@ def test_a_share_of_rows_by_hand() -> None:
     rows = [Row(np.array(text, np.int32), np.ones(len(text), np.bool_)) for text in ([1, 2, 3], [1, 2, 4], [5, 6])]
     assert share_of_rows(in_tree_order(rows[::-1])) == pytest.approx(2 / 8)
     assert share_of_rows(rows[:1]) == 0
+
+
+@given(st.lists(st.integers(2, 12), min_size=1, max_size=9), st.integers(2, 40))
+def test_a_large_model_s_rows_that_share_nothing_are_packed_and_give_the_gradient_of_one_row_at_a_time(
+    lengths: list[int], most: int
+) -> None:
+    rng, rows = np.random.default_rng(sum(lengths)), []
+    for first, n in enumerate(lengths):
+        tokens = np.concatenate(([first], rng.integers(0, 17, n - 1))).astype(np.int32)
+        values = {"advantage": rng.normal(size=n), "logprobs": np.full(n, -2.8)}
+        rows.append(Row(tokens, np.arange(n) >= 1, {name: array.astype(np.float32) for name, array in values.items()}))
+    model = TinyLM(SHAPE, seed=3)
+    alone = gradient(model, rows, share=False, micro_tokens=1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(large, "LARGE", 1)
+        shared = [batch.shared for _, batch in batches(model, rows, most)]
+        packed = gradient(model, rows, share=True, micro_tokens=most)
+    assert sum(len(layout.tokens) for layout in shared if layout is not None) == sum(lengths) - len(lengths), "no padding"
+    assert float((packed - alone).norm() / alone.norm()) < 1e-5
 
 
 def test_rows_that_share_little_are_computed_as_before() -> None:

@@ -59,11 +59,11 @@ class Verdicts:
         yield from self.constant()
         yield from dict.fromkeys(server.caution for server in self.servers.values() if server.caution)
         if self.replies >= LEAST and self.cut >= SHARE * self.replies:
+            against = "" if self.open else ", and what they lack counts against them"
             yield (
-                f"{self.cut} of {self.replies} replies were cut by their limit of tokens before they ended, and what they lack "
-                "counts against them: raise --max-reply or --max-tokens"
+                f"{self.cut} of {self.replies} replies were cut by their limit of tokens before they ended{against}: "
+                "raise --max-reply or --max-tokens"
             )
-
         if self.open:
             yield (
                 f"{len(self.open)} of the replies that were to be judged had been cut by their limit of tokens: such replies "

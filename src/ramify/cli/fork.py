@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,7 +62,7 @@ def fork(
     if len(changes) > 1 and after != "resample":
         raise UserError(f"--after {after} goes with one --edit")
     from ramify.rollout.attempts import Success
-    from ramify.rollout.stored import named_components, open_episodes
+    from ramify.rollout.stored import named_components, open_episodes, other_agent
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:
@@ -81,14 +82,15 @@ def fork(
             bar.at(success.ended, success.note)
 
         episodes.on_attempt = on_attempt
+        others = other_agent(episodes, stored)
         with job.interruptible(episodes, stored.id, offset, list(changes.values()), n, after) as key:
             if len(changes) > 1:
                 forks, rows = wait_for(job.compare(episodes, stored.tree, task, stored.id, changes, offset, n, key=key))
             else:
                 change = next(iter(changes.values()), None)
                 forks, rows = [wait_for(job.fork(episodes, stored.tree, task, stored.id, offset, n, change, after, key=key))], []
-    told = tuple(each.told for each in forks)
-    caveats = told[0].caveats if all(each.failure for each in told) else ()
+    told = tuple(replace(each.told, caveats=(*each.told.caveats, *others)) for each in forks)
+    caveats = told[0].caveats if all(each.failure for each in told) else others
     return ForksCompared(told, tuple(rows), caveats=caveats) if rows else told[0]
 
 

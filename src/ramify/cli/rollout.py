@@ -25,13 +25,13 @@ def _settings() -> type[TreeRolloutConfig]:
     return TreeRolloutConfig
 
 
-def _collection(settings: TreeRolloutConfig, out: Path, tree: bool) -> Collection:
+def _collection(settings: TreeRolloutConfig, out: Path, tree: bool, weights: bool = True) -> Collection:
     from ramify.jobs import trees as job
     from ramify.jobs.collect import Collection
     from ramify.jobs.components import wanted_template
 
     template = wanted_template(settings.chat_template, out)
-    return job.TreeCollection(settings, template) if tree else Collection(job.flat(settings), template)
+    return job.TreeCollection(settings, template, weights) if tree else Collection(job.flat(settings), template, weights)
 
 
 def seconds_left(run: Run, attempts: int) -> dict[str, Cell]:
@@ -50,8 +50,8 @@ def _plan(settings: TreeRolloutConfig, out: Path, tree: bool) -> Planned:
     from ramify.trace.connect import holds_run
     from ramify.trace.db import Run
 
-    collection = _collection(settings, out, tree)
-    costs: dict[str, Cell] = dict(collection.plan())
+    collection = _collection(settings, out, tree, weights=False)  # counted, and not loaded
+    costs: dict[str, Cell] = {**collection.plan(), **collection.memory()}
     if holds_run(out):
         with Run.open(out) as run:
             costs |= seconds_left(run, collection.plan()["attempts"])

@@ -70,6 +70,14 @@ def head_of(module: nn.Module) -> nn.Module | None:
     return head
 
 
+def numbers_of_adapter(module: nn.Module, rank: int) -> tuple[int, int]:
+    """Weights that a new adapter of ``rank`` for ``module`` is added to, and numbers in its parts."""
+    head = head_of(module)
+    layers: list[Any] = [layer for layer in module.modules() if type(layer).__name__ in ("Linear", "Conv1D")]
+    sizes = [(int(rows), int(columns)) for rows, columns in (layer.weight.shape for layer in layers if layer is not head)]
+    return sum(rows * columns for rows, columns in sizes), rank * sum(rows + columns for rows, columns in sizes)
+
+
 @dataclass(eq=False)
 class Adapter:
     """Low-rank parts of some weights, which can be trained: W = base + scale B A."""

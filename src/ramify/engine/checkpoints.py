@@ -62,10 +62,17 @@ def model_folder(spec: str) -> Path:
 
 
 def load_model(
-    folder: Path, max_sequences: int = 64, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None
+    folder: Path,
+    max_sequences: int = 64,
+    device: str = "",
+    dtype: str = "",
+    given: Mapping[str, Any] | None = None,
+    weights: bool = True,
 ) -> tuple[LocalModel, ChatTemplate]:
-    """The checkpoint in ``folder`` on the local engine, and the chat template that goes with its tokenizer, or is ``given``."""
-    return LocalModel.load(folder, max_sequences=max_sequences, device=device, dtype=dtype), chat_template(folder, given)
+    """The checkpoint in ``folder`` on the local engine, and the chat template that goes with its tokenizer, or is ``given``.
+    ``weights`` as in :meth:`LocalModel.load`."""
+    model = LocalModel.load(folder, max_sequences=max_sequences, device=device, dtype=dtype, weights=weights)
+    return model, chat_template(folder, given)
 
 
 def copy_of(model: Model, name: str, max_sequences: int = 64) -> LocalModel:

@@ -60,15 +60,21 @@ def _mask(*args: Any, **options: Any) -> Any:
     return sdpa_mask(*args, **options)
 
 
-def load_transformers(folder: Path) -> nn.Module:
-    """Open a causal language model as float32, from the folder alone and without running code from it.
+def load_transformers(folder: Path, weights: bool = True) -> nn.Module:
+    """Open a causal language model as float32, from the folder alone and without running code from it; without ``weights`` as
+    its config.json describes it, on torch's device meta.
 
     Raises NeedsError where transformers does not know the model or cannot open it.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         with quiet():
+            if not weights:
+                config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+                with torch.device("meta"):
+                    outline: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+                return outline.eval()
             module, loading = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=torch.float32,
@@ -173,7 +179,8 @@ class HfForward:
         self.device, self.dtype = first.device, first.dtype
         self._tap: Tap | None = None
         self._hook()
-        self._check(kind)
+        if self.device.type != "meta":  # without weights nothing can be tried
+            self._check(kind)
 
     def refresh(self) -> None:
         """Nothing is copied from the module, so nothing to do."""

@@ -56,6 +56,8 @@ TURN, STEPS = 0.005, 8
 """Seconds, and steps, that the engine continues before it lets other tasks of the event loop run (at once when a sample
 finished): a long step keeps nobody waiting for another, and a fast machine samples no further ahead of a request that comes than
 a slow one."""
+ROOM = 1.5
+"""Memory of running rows for what their positions take: slots grow by doubling, and are copied as they do."""
 SCORE_TOKENS, SCORE_LOGITS = 8192, 1 << 22
 """Most tokens of one scoring batch; most logits held at once while scoring."""
 
@@ -180,6 +182,7 @@ class LocalModel:
         device: str = "",
         dtype: str = "",
         drafter: Drafter | Path | str | None = None,
+        weights: bool = True,
         **options: Any,
     ) -> LocalModel:
         """Open a checkpoint folder (config.json, safetensors, tokenizer.json), or that of a LoRA adapter,
@@ -189,7 +192,8 @@ class LocalModel:
         code from the checkpoint never executed. ``base`` stands in for the base that an adapter names; ``device`` and ``dtype``
         as in :func:`ramify.engine.devices.placement`; a ``drafter`` may be named by its folder, whose profile then is the one by
         default; further ``options`` as in the constructor, where ``eos`` and ``defaults`` come from generation_config.json by
-        default. Raises UserError when the folder cannot be read, NeedsError when its cache cannot be forked.
+        default. Without ``weights`` it is a model to count and check with, which takes no memory and samples nothing. Raises
+        UserError when the folder cannot be read, NeedsError when its cache cannot be forked.
         """
         from ramify.engine.devices import placement
 
@@ -204,12 +208,12 @@ class LocalModel:
         tokenizer = HfTokenizer.load(tokens) if (tokens / "tokenizer.json").is_file() else None
         module: nn.Module
         if numbers != torch.bfloat16 and TinyConfig.from_hf(record) is not None:
-            module = TinyLM.load(whole)
+            module = TinyLM.load(whole, weights)
         else:
             from ramify.engine.generic import load_transformers
 
-            module = load_transformers(whole)
-        if is_adapter(folder):
+            module = load_transformers(whole, weights)
+        if weights and is_adapter(folder):
             add_adapter(module, folder)
         generation = read_generation(folder if (folder / GENERATION).is_file() else whole)
         own: dict[str, Any] = {
@@ -224,7 +228,9 @@ class LocalModel:
             drafter = load_drafter(at, module)
             if own.get("profile") is None and (at / PROFILE).is_file():
                 own["profile"] = Profile.load(at)
-        if numbers == torch.int8:
+        if not weights:
+            module = module.to(torch.float32 if numbers == torch.int8 else numbers)
+        elif numbers == torch.int8:
             _to_int8(module)
         else:
             module = module.to(target, numbers)
@@ -233,7 +239,8 @@ class LocalModel:
     @cached_property
     def exactness(self) -> Exactness:
         """How rows run on this machine: probed where it is first asked for, which is not by what samples nothing."""
-        return exactness(self.forward) if self._exact else Exactness.UNPROVEN
+        real = self.forward.device.type != "meta"
+        return exactness(self.forward) if self._exact and real else Exactness.UNPROVEN
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -290,18 +297,33 @@ class LocalModel:
         """Rounds, drafts and what they cost since the start; None without a drafter."""
         return None if self._speculator is None else self._speculator.stats
 
+    def sampling_bytes(self, rows: int, longest: int, tokens: int) -> int:
+        """Memory that sampling takes, about: the weights, the keys and values of ``rows`` rows at once of at most ``longest``
+        tokens (:data:`ROOM` times that, as slots grow by doubling), and of finished prefixes with ``tokens`` tokens, as far as
+        they are kept."""
+        forward = self.forward
+        position = forward.dtype.itemsize * forward.layers * forward.kv_size
+        running = int(ROOM * position * rows * min(longest, self.context))
+        kept = min(self._scheduler.cache.prefixes.budget, position * tokens)
+        return sum(weight.nbytes for weight in self.module.parameters()) + running + kept
+
     @property
     def context(self) -> int:
         """Longest row, in tokens."""
         return self._scheduler.context
 
-    def refresh(self) -> None:
-        """Take over weights changed in place: forgets every cached prefix and changes the identity.
-        Raises UserError while sampling."""
+    def forget(self) -> None:
+        """Forget every cached prefix, and give back the memory of keys and values and the work space. Raises UserError while
+        sampling."""
         if self._scheduler.busy:
             raise UserError(f"the weights of '{self.name}' cannot change while it is sampling")
         self._scheduler.reset()
         self.forward.refresh()
+
+    def refresh(self) -> None:
+        """Take over weights changed in place: forgets every cached prefix and changes the identity.
+        Raises UserError while sampling."""
+        self.forget()
         if self._speculator is not None:
             self._speculator.drafter.eval()
         self._weights = ""

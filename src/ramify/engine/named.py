@@ -24,7 +24,7 @@ def is_local(spec: str) -> bool:
 
 @told()
 def find_model(
-    spec: str, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None
+    spec: str, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None, weights: bool = True
 ) -> tuple[Model, ChatTemplate | None]:
     """The model that ``builtin``, ``hf:PATH``, ``gguf:FILE``, ``smollm2``, ``chat:MODEL@URL``,
     ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
@@ -34,7 +34,8 @@ def find_model(
 
     With it the template that renders chats as tokens for it, None where it takes messages; ``given`` takes its place (see
     :func:`ramify.engine.checkpoints.chat_template`). A checkpoint runs on ``device`` in ``dtype``
-    (:func:`ramify.engine.devices.placement`), which mean nothing for other models. Raises UserError where there is no such
+    (:func:`ramify.engine.devices.placement`), which mean nothing for other models, and is there without its ``weights`` where
+    these are not wanted (:meth:`ramify.engine.local.LocalModel.load`). Raises UserError where there is no such
     model; only its kind is repeated, since a URL may hold a secret. Raises NeedsError for a local model without `ramify[local]`.
     """
     if own_path(spec) is not None:
@@ -44,7 +45,7 @@ def find_model(
     if is_local(spec):
         from ramify.engine.checkpoints import load_model, model_folder
 
-        return load_model(model_folder(spec), device=device, dtype=dtype, given=given)
+        return load_model(model_folder(spec), device=device, dtype=dtype, given=given, weights=weights)
     check_placed(spec, device, dtype)
     model = registered_model(spec)
     return model, template_of(model, given)
@@ -96,7 +97,7 @@ def registered_model(spec: str) -> Model:
 
 
 @told()
-def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
+def find_continuing(spec: str, device: str = "", dtype: str = "") -> tuple[Model, ChatTemplate | None]:
     """As :func:`find_model`, for work that continues token ids: a model without a chat template will do, with None."""
     kind, _, argument = spec.partition(":")
     if is_local(spec):
@@ -104,7 +105,7 @@ def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
         from ramify.engine.local import LocalModel
 
         folder = model_folder(spec)
-        model: Model = LocalModel.load(folder)
+        model: Model = LocalModel.load(folder, device=device, dtype=dtype)
     elif own_path(spec) is not None:
         model = own_model(spec)
     elif kind == "completions":
@@ -117,7 +118,7 @@ def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
         return model, None
 
 
-def find_sampled(spec: str) -> tuple[Model, Tokenizer, ChatTemplate | None]:
+def find_sampled(spec: str, device: str = "", dtype: str = "") -> tuple[Model, Tokenizer, ChatTemplate | None]:
     """As :func:`find_continuing`, with the tokenizer that reads what is sampled.
 
     Raises NeedsError on a chat endpoint, before any request to it, and on a model without a tokenizer.
@@ -126,7 +127,7 @@ def find_sampled(spec: str) -> tuple[Model, Tokenizer, ChatTemplate | None]:
         raise NeedsError(
             "a chat endpoint cannot continue inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
         )
-    model, template = find_continuing(spec)
+    model, template = find_continuing(spec, device, dtype)
     tokenizer: Tokenizer | None = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise NeedsError(f"'{model.identity.name}' has no tokenizer, so replies cannot be read")

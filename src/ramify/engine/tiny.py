@@ -396,9 +396,9 @@ class TinyLM(nn.Module):
             write_whole(folder / name, text)
 
     @classmethod
-    def load(cls, folder: Path | str) -> TinyLM:
-        """Read a checkpoint of the Llama, Qwen2 or Qwen3 type as float32.
-        Raises UserError naming what is missing or does not fit."""
+    def load(cls, folder: Path | str, weights: bool = True) -> TinyLM:
+        """Read a checkpoint of the Llama, Qwen2 or Qwen3 type as float32; without ``weights`` their shapes alone, on torch's
+        device meta. Raises UserError naming what is missing or does not fit."""
         folder = Path(folder)
         record = read_config(folder)
         config = TinyConfig.from_hf(record)
@@ -417,7 +417,9 @@ class TinyLM(nn.Module):
                 raise UserError(f"{folder}: weight '{name}' is {'missing' if name in present else 'not one this model has'}")
             if shapes[name] != present[name].shape:
                 raise UserError(f"{folder}: weight '{name}' is {shapes[name]}, expected {tuple(present[name].shape)}")
-        for file, names in files.items():
+        if not weights:
+            model.to("meta")
+        for file, names in files.items() if weights else ():
             _fill(present, file, [name for name in names if name in present])
         model.pretrained = not record.get(SCRATCH)
         return model.eval()

@@ -14,7 +14,9 @@ from pydantic import Field, model_validator
 from ramify.base.budget import Budget
 from ramify.base.config import Config, check
 from ramify.base.errors import BudgetSpentError
+from ramify.base.processor import resident
 from ramify.base.progress import SILENT, Progress
+from ramify.engine.named import is_local
 from ramify.env.builtin.agents import with_agent
 from ramify.env.protocol import TaskSet, close, read_task_set
 from ramify.jobs import components, play
@@ -115,8 +117,9 @@ class Collection:
     replays = False
     """Whether continuing reads and counts the stored attempts again instead of starting after them."""
 
-    def __init__(self, config: RolloutConfig, template: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, config: RolloutConfig, template: Mapping[str, Any] | None = None, weights: bool = True) -> None:
         """``template``: the chat template to use instead of the model's own (see :func:`ramify.jobs.components.wanted_template`).
+        Without ``weights`` it can :meth:`plan` and nothing else.
 
         Raises UserError or NeedsError on components that do not exist or do not fit together.
         """
@@ -125,7 +128,7 @@ class Collection:
         self.environment = find_environment(config.env)
         listed = None if config.tasks is None else read_task_set(Path(config.tasks))
         self.task_set: TaskSet = listed or self.environment.task_set("train", config.count, config.seed)
-        model, chat_template = find_model(config.model, config.device, config.dtype, template)
+        model, chat_template = find_model(config.model, config.device, config.dtype, template, weights)
         stops = () if chat_template is None else chat_template.stop_tokens
         wanted = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
         sampling = sampling_of(model, **wanted, max_tokens=config.max_reply, stop_tokens=stops)
@@ -133,7 +136,6 @@ class Collection:
         self.config = config.model_copy(update={name: getattr(sampling, name) for name in wanted})
         self.agent = make_agent(model, chat_template, sampling, config.compactor, config.window)
         self.agent.check(self.environment)
-        self.weights = model.identity.weights
         self.workers_lost = 0
         """Workers that died in the last call."""
 
@@ -153,6 +155,23 @@ class Collection:
             else min(calls * self.config.max_reply, limits.tokens),
         }
 
+    def memory(self) -> dict[str, float]:
+        """GiB that the processes of a model of this machine take, about; nothing of another model."""
+        c, model = self.config, self.agent.model
+        if not is_local(c.model):
+            return {}
+        from ramify.engine.local import LocalModel
+        from ramify.jobs.room import SHOWN
+
+        assert isinstance(model, LocalModel)
+        most, shown = self.plan(), int(SHOWN)
+        env = self.environment.make()
+        longest = shown * env.max_turns * c.max_reply
+        close(env)
+        rows = min(c.concurrency, most.get("attempts", c.concurrency))
+        each = resident() + model.sampling_bytes(rows, longest, shown * most["tokens"])
+        return {"GiB of memory, about": round((1 + parse(c.backend)[1]) * each / 2**30, 1)}
+
     def collect(self, folder: Path, progress: Progress = SILENT) -> Collected:
         """Play the attempts that the run in ``folder`` lacks and return what the run holds then.
 
@@ -160,7 +179,9 @@ class Collection:
         """
         settings = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
         free = {name: settings.pop(name) for name in FREE}
-        parts = {"weights": self.weights, "tasks": self.task_set.hash} | components.template_entry(self.agent.template)
+        parts = {"weights": self.agent.model.identity.weights, "tasks": self.task_set.hash} | components.template_entry(
+            self.agent.template
+        )
         with Run.begin(folder, self.kind, settings, free, parts) as run:
             keep_template(run, self.agent.template)
             if not run.journal("environment"):

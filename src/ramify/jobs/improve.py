@@ -24,6 +24,7 @@ from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import refusal, whole_file
 from ramify.base.ids import stable_hash
 from ramify.base.plugins import source_of
+from ramify.base.processor import resident
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.base.version import VERSION
@@ -61,6 +62,7 @@ from ramify.jobs.settings import ImproveConfig as ImproveConfig
 from ramify.jobs.settings import TrainingConfig, pretrained_rate
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_of
 from ramify.model.protocol import Model, Sampling, require
+from ramify.render.result import Cell
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Player
@@ -83,6 +85,10 @@ if TYPE_CHECKING:
 
 REPLIES, TRIAL = (24, 48, 96), 16
 """Lengths of a pretrained model's replies that a trial of so many episodes chooses from."""
+ATTEMPTS, MIXED = (4, 8, 16), 0.5
+"""Attempts at a task that a trial chooses from, and the share of tasks at which some are to succeed and some are not."""
+LEAST_TOGETHER = 4
+"""Episodes at once that memory is not to bound further."""
 COOLER, FEW = (0.7, 0.4), 3
 """Temperatures that are tried where fewer than so many of a trial's episodes succeed at the one before: there is little to learn
 from, and a model that is nearly never right at 1 often is when it is sampled less at random."""
@@ -114,14 +120,14 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
         path = folder / "run"
         with Job(few, path) as job:
             few = job.fit(few, path, progress)
-            config = config.model_copy(update={"max_reply": few.max_reply})
+            config = config.model_copy(update=job.chosen)
             with Run.create(path, {}, kind="improve") as run:
                 seen, trial, pace = job.trial(run, progress)
         turns = job.max_turns
     played = episodes + (validations if job.pretrained else 0)
     expected = pace.seconds(config, arms, seen.tokens / seen.n * played)
     memory = pace.memory(job.model, config, job.adapter, job.loaded) if job.pretrained else None
-    cost_estimate = {
+    cost_estimate: dict[str, Cell] = {
         "arms": arms,
         "updates": config.updates * arms,
         "training tokens": config.tokens * arms,
@@ -130,6 +136,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
         **({"validation episodes": validations} if job.pretrained else {}),
         "seconds, about": int(round(expected, -1)),
         **({"GiB of memory, about": round(memory.peak / 2**30, 1)} if memory else {}),
+        **({"chosen by a trial": _named(job.chosen)} if job.chosen else {}),
         "calls to paid endpoints": 0,
         "cost": 0.0,
     }
@@ -137,6 +144,13 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
     if job.pretrained and not config.compare:
         settings = settings.model_copy(update={"lora": job.rank, "train": job.train_settings(config.arm)})
     return ImprovePlan(settings.to_json(), cost_estimate, trial, caveats=_caveats(trial))
+
+
+def _named(chosen: Mapping[str, Any]) -> str:
+    """What a trial chose, in one line."""
+    values = {name: value.attempts if name == "splitting" else value for name, value in chosen.items()}
+    words = {"splitting": "attempts at a task"}
+    return ", ".join(f"{words.get(name, name)} {value:g}" for name, value in values.items())
 
 
 @contextmanager
@@ -239,11 +253,11 @@ class Job:
         else:
             self.start, self.model = folder / START, model
             self.template = cast(ChatTemplate, template_of(model, self.given))
-        self.loading, self.loaded = time.monotonic() - began, room.resident()
+        self.loading, self.loaded = time.monotonic() - began, resident()
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
         self.pretrained = self.model.pretrained
         self.rank = keep.rank_of(config, self.pretrained, self.start)
-        self.adapter = adapter_of(self.model, self.start, self.rank, config.seed)
+        self.adapter, self.trained = adapter_of(self.model, self.start, self.rank, config.seed), False
         self.general: GeneralTexts | None = None
         self.general_texts = keep.texts_of(config.keep) if self.pretrained else ()
         self.task_set = self.own.task_set()
@@ -261,6 +275,8 @@ class Job:
         self.rules = {name: credit_rule(config, name) for name in names}
         self.samplings = {name: sampling_rule(config, name) for name in names}
         self.max_turns = _max_turns(self.environment)
+        self.chosen: dict[str, Any] = {}
+        """Settings that a trial chose."""
         self.weights = self.played_with = self.model.identity.weights
         env = self.own.stored(config)["env"]
         self.players = open_players(config.backend, config.model, env, self.agent(), config.seed, config.concurrency)
@@ -333,7 +349,10 @@ class Job:
 
     def trainer(self, config: TrainConfig) -> Trainer:
         """A trainer of the current agent, which is the starting one: of its adapter alone where it has one or is to get one."""
-        self.adapter = adapter_of(self.model, self.start, self.rank, self.config.seed)
+        if self.trained:
+            self.adapter = None  # which holds a copy of the weights that it is for: never two of them
+            self.adapter = adapter_of(self.model, self.start, self.rank, self.config.seed)
+        self.trained = True
         return Trainer(self.model.module, config, self.config.seed, self.adapter)
 
     def save(self, folder: Path) -> None:
@@ -411,32 +430,59 @@ class Job:
         async def play() -> list[Attempt]:
             return await gather_all(one(task, index) for task, index in plays)
 
-        return self.players.run(play())
+        played = self.players.run(play())
+        self.model.forget()  # what follows begins elsewhere
+        return played
 
     def fit(self, config: ImproveConfig, folder: Path, progress: Progress) -> ImproveConfig:
         """The settings with what a pretrained model needs here and was not given. The temperature: 1, or the first lower one at
         which a trial succeeds now and then where it hardly does at 1. The longest reply: of 24, 48 and 96 tokens the least that
-        holds nine in ten replies of trial attempts that succeeded; 24 where none did.
+        holds nine in ten replies of trial attempts that succeeded; 24 where none did. Attempts at a task: see :meth:`_group`.
+        Episodes at once: as many as keep keys and values, at the length of the trial's longest row, within the weights' memory.
 
         Raises UserError where the memory is clearly too little for the job."""
         if not self.pretrained:
             return config
         need = room.needed(self.model, config, self.adapter, self.loaded)
         if str(self.model.forward.device) == "cpu":
-            room.check_room(need, config, self.adapter is not None, room.available(), room.resident())
-        open_ = {"max_reply", "temperature"} - config.model_fields_set
+            room.check_room(need, config, self.adapter is not None, room.available(), resident())
+        open_ = {"max_reply", "temperature", "concurrency"} - config.model_fields_set
+        if "attempts" not in config.splitting.model_fields_set:
+            open_.add("splitting")
         if not open_ or config.backend != "local":
             return config
         self.config = config.model_copy(update={"max_reply": REPLIES[-1]} if "max_reply" in open_ else {})
         with _trial_folder(folder) as place, Run.create(place / "run", {}, kind="improve") as run:
             attempts, temperature = self._tried(run, "temperature" in open_, progress)
-        chosen: dict[str, Any] = {"temperature": temperature} if temperature != config.temperature else {}
+            longest = max((len(run.path(attempt.leaf)) for attempt in attempts), default=0)
+        chosen: dict[str, Any] = {"temperature": temperature} if "temperature" in open_ else {}
+        if "splitting" in open_:
+            chosen["splitting"] = config.splitting.model_copy(update={"attempts": self._group(attempts)})
+        if "concurrency" in open_:
+            self.players.concurrency = chosen["concurrency"] = self._together(longest)
         if "max_reply" in open_:
             lengths = [turn.node.sampled_tokens for length in attempts if length.outcome for turn in length.turns]
             held = (most for most in REPLIES if sum(length <= most for length in lengths) >= 0.9 * len(lengths))
             chosen["max_reply"] = next(held, REPLIES[-1])
-        self.config = config.model_copy(update=chosen)
+        self.chosen, self.config = chosen, config.model_copy(update=chosen)
         return self.config
+
+    def _group(self, tried: Sequence[Attempt]) -> int:
+        """Attempts at a task: the fewest of 4, 8 and 16 with which, at the trial's rate of success, half of the tasks have some
+        that succeed and some that do not, as far as the tokens of an update pay for two tasks. A rule that imitates what
+        succeeded compares nothing within a task, and has 4."""
+        share, cost = self.config.tokens / self.config.updates, np.mean([attempt.sampled_tokens for attempt in tried])
+        compared = any(rule.loss == "policy_gradient" for rule in self.rules.values())
+        sizes = [n for n in ATTEMPTS if 2 * n * cost <= share and compared] or [ATTEMPTS[0]]
+        rate = (sum(bool(attempt.outcome) for attempt in tried) + 0.5) / (len(tried) + 1)
+        return next((n for n in sizes if 1 - rate**n - (1 - rate) ** n >= MIXED), sizes[-1])
+
+    def _together(self, longest: int) -> int:
+        """Episodes at once, of rows of at most so many tokens."""
+        rows, weights = self.config.concurrency, self.model.sampling_bytes(0, 0, 0)
+        while rows > LEAST_TOGETHER and self.model.sampling_bytes(rows, longest, 0) > 2 * weights:
+            rows //= 2
+        return rows
 
     def _tried(self, run: Run, cooler: bool, progress: Progress) -> tuple[list[Attempt], float]:
         """Attempts of a trial, and the temperature at which they were made: a lower one where it wins more."""
@@ -592,6 +638,7 @@ class Job:
             if c.kl and reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": c.kl}
             trainer.set_rate(train.lr * (1.0 - update / c.updates))  # the decay reduces the noise of small groups
+            self.model.forget()  # what is cached would not hold after the step, whose memory it takes
             metrics = trainer.update(rows, losses)
             self.model.refresh()
             judged = self._taught(critic, grown, states)

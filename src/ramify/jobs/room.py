@@ -11,12 +11,10 @@ from ramify.base.errors import UserError
 from ramify.engine.adapters import Adapter
 from ramify.engine.local import LocalModel
 from ramify.jobs.settings import ImproveConfig
-from ramify.train.large import FLOAT, PIECE, bytes_a_token, most_tokens
+from ramify.train.large import FLOAT, most_tokens, pass_bytes
 
 PACKING = 3
 """Copies of the weights that exist while a checkpoint of all weights with both moments is packed or read."""
-HOLES = 1.5
-"""Memory that activations take for each byte of them: freed pieces leave holes. Measured with 135 million weights."""
 SHOWN, SHARE = 3.0, 1 / 3
 """Assumed before anything was played: tokens of a training row for each trained on, and the share of sampled tokens trained
 on (imitation trains on attempts that succeed)."""
@@ -37,12 +35,12 @@ class NeededMemory:
     packing: int
     """Copies that exist while a checkpoint is written, when there are no activations."""
     cache: int
-    """Keys and values of the texts that are sampled."""
+    """Keys and values of what is sampled at once and of finished texts, when nothing is trained."""
 
     @property
     def peak(self) -> int:
         """The most at once."""
-        return self.loaded + self.held + self.cache + max(self.activations, self.packing)
+        return self.loaded + self.held + max(self.activations, self.packing, self.cache)
 
 
 def needed(
@@ -53,14 +51,13 @@ def needed(
 
     ``loaded`` is measured, the rest by formula. Held: with an adapter once more the matrices it is for, and its parts with their
     gradients and moments; with all weights both moments. Activations of a pass: those of as many tokens as it may have
-    (:mod:`ramify.train.large`), and three pieces of logits, times :data:`HOLES`."""
+    (:mod:`ramify.train.large`), and three pieces of logits, and freed pieces that leave holes."""
     weights = FLOAT * sum(weight.numel() for weight in model.module.parameters())
     sampled = config.tokens / config.updates
     trained = sampled * share
     tokens = min(most_tokens(model.module, config.train.micro_tokens), trained * shown)
-    logits = FLOAT * 3 * min(PIECE, min(trained, tokens) * model.forward.vocab)
-    position = FLOAT * model.forward.layers * model.forward.kv_size
     played = max(sampled, config.eval_episodes * config.max_reply) * shown
+    rows = min(config.concurrency, config.eval_episodes)
     held = 2 * weights
     if adapter:
         parts = sum(half.numel() for pair in adapter.parts.values() for half in pair)
@@ -68,9 +65,9 @@ def needed(
     return NeededMemory(
         loaded=loaded,
         held=held + (weights if config.kl else 0),
-        activations=int(HOLES * (tokens * bytes_a_token(model.module) + logits)) + (0 if adapter else weights),
+        activations=pass_bytes(model.module, tokens, trained, model.forward.vocab) + (0 if adapter else weights),
         packing=0 if adapter else PACKING * weights,
-        cache=int(min(1 << 30, position * played)),
+        cache=model.sampling_bytes(rows, int(shown * config.max_reply), int(played)) - weights,
     )
 
 
@@ -109,10 +106,3 @@ def check_room(need: NeededMemory, config: ImproveConfig, adapter: bool, free: i
     ways.append("more --updates for the same tokens")
     there = (free + resident) / 2**30
     raise UserError(f"training takes about {need.peak / 2**30:.1f} GiB of memory, and {there:.1f} are there: {' or '.join(ways)}")
-
-
-def resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system does not say."""
-    with suppress(OSError, AttributeError, ValueError):
-        return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text()).group(1)) * 1024  # type: ignore[union-attr]
-    return 0

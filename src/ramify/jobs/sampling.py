@@ -38,7 +38,8 @@ class SplittingConfig(Config):
     A kind of twisted sequential Monte Carlo (Glasserman et al. 1999; Zhao et al. 2024, arXiv 2404.17546)."""
 
     attempts: int = Field(default=4, ge=2)
-    """attempts at a task that run side by side; also the group of flat sampling"""
+    """attempts at a task that run side by side; also the group of flat sampling. For a pretrained model and a rule that compares
+    attempts, where none is given: 4, 8 or 16, as a trial's successes need"""
     turns: int = Field(default=4, ge=1)
     """turns between two pauses"""
     drop: float = Field(default=0.25, ge=0, le=1)

@@ -159,7 +159,8 @@ class ImproveConfig(Config):
     max_reply: int = Field(default=24, ge=1)
     """Longest reply of the agent, in tokens. For a pretrained model, where none is given: 24, 48 or 96, as a trial needs."""
     concurrency: int = Field(default=64, ge=1)
-    """Episodes in flight at once; changes no result."""
+    """Episodes in flight at once; changes no result. For a pretrained model, where none is given: fewer where a trial's rows are
+    so long that their keys and values would take more memory than the weights."""
     backend: str = "local"
     """Where episodes are played: local, processes:WORKERS or ray:WORKERS (see ``ramify list backend``); changes no result."""
     device: str = ""

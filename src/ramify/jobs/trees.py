@@ -64,11 +64,11 @@ class TreeCollection(Collection):
     kind = "rollout --tree"
     replays = True
 
-    def __init__(self, config: TreeRolloutConfig, template: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, config: TreeRolloutConfig, template: Mapping[str, Any] | None = None, weights: bool = True) -> None:
         """As :class:`Collection`. Raises UserError or NeedsError on components that do not exist or do not fit together."""
         if config.attempts != 1:
             raise UserError("--attempts is for rollouts without --tree: --tree-budget bounds the attempts of a tree")
-        super().__init__(config, template)
+        super().__init__(config, template, weights)
         require(self.agent.model, ("tokens",) if config.tree.unit == "tokens" else (), "a budget in tokens")
         env = self.environment.make()
         self.turns = env.max_turns

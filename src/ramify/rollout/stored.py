@@ -52,7 +52,21 @@ def named_components(run: Run, model: AnyModel | None = None, environment: AnyEn
     return spec, env
 
 
-def _placed(run: Run, spec: str) -> tuple[str, str]:
+def other_agent(episodes: Episodes, node: Node) -> tuple[str, ...]:
+    """A caveat where another agent continues than the one that sampled ``node``, or of a node that nobody sampled the last reply
+    before it."""
+    replies = [node, *(part for part, _ in reversed(episodes.run.path(node.id).segments))]
+    sampled = next((reply.provenance for reply in replies if reply.provenance is not None and reply.role == "assistant"), None)
+    then, now = "" if sampled is None else episodes.run.provenance(sampled).weights, episodes.provenance.weights
+    if then in ("", now):
+        return ()
+    return (
+        f"the attempt was sampled by other weights than those that continue ({then[:12]}, now {now[:12]}): what is found is of "
+        "the present agent",
+    )
+
+
+def placed_in(run: Run, spec: str) -> tuple[str, str]:
     """Device and dtype for a run's own model: its weights are those that sampled in the dtype that the run began in. A run in
     float32 may continue on another device."""
     if not is_local(spec):
@@ -139,7 +153,7 @@ def episodes_in(run: Run, node: Node, who: WhoPlays, compactor: Compactor | None
         spec, improved = who.model or spec, run.folder / AGENT
         sampled_by = "" if node.provenance is None else run.provenance(node.provenance).weights
         kept = kept_template(run)
-        placed = _placed(run, spec) if who.model is None else ("", "")
+        placed = placed_in(run, spec) if who.model is None else ("", "")
         found, template = find_model(spec, *placed, kept)
         if who.model is None and improved.is_dir() and found.identity.weights != sampled_by:
             found, template = find_model(f"hf:{improved}", *placed, kept)

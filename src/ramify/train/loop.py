@@ -73,11 +73,11 @@ def score_batch(module: nn.Module, batch: Batch, adapter: Adapter | None = None)
 
 def batches(module: nn.Module, rows: Sequence[Row], max_tokens: int, share: bool = True) -> Iterator[tuple[list[Row], Batch]]:
     """Every row in one batch of at most ``max_tokens`` tokens through the model, with the rows of that batch in its order. With
-    ``share`` and a model that allows it, what rows have in common at their start is in a batch once,
-    where that is an eighth of them or more."""
+    ``share`` and a model that allows it, what rows have in common at their start is in a batch once, where that is an eighth of
+    them or more; of a large model in any case, whose rows then lie end to end without padding."""
     device = next(module.parameters()).device
     ordered = in_tree_order(rows) if share else []
-    share = share and share_of_rows(ordered) >= SHARED and shares(module)
+    share = share and (is_large(module) or share_of_rows(ordered) >= SHARED) and shares(module)
     for pack in shared_batches(ordered, max_tokens) if share else micro_batches(rows, max_tokens):
         yield pack, collate(pack, device, share)
 

@@ -161,7 +161,7 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
 
 
 def test_a_scan_is_forked_where_it_found_a_cliff(
-    checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One reply is an episode, and the scan's verifier ends it; what the scan had found stays."""
     scan = tmp_path / "scan"
@@ -180,6 +180,10 @@ def test_a_scan_is_forked_where_it_found_a_cliff(
     edit.write_text('{"append_tokens": [0]}')  # low: right from its first word
     assert main(["fork", str(scan), f"{cliff.node}:0", "--edit", str(edit), "--n", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fork"]["successes"] == 4
+    monkeypatch.setenv("RAMIFY_DTYPE", "int8")  # the scan sampled in float32, and so does what continues it
+    assert main(["fork", str(scan), f"{cliff.node}:0", "--n", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["caveats"] == []
+    monkeypatch.delenv("RAMIFY_DTYPE")
     with Run.open(scan) as opened:
         assert opened.findings() == before
     assert main(["export", str(scan), str(tmp_path / "scan.jsonl")]) == 0

@@ -24,7 +24,7 @@ from ramify.jobs.why.records import Chance
 from ramify.model.function import AnyModel
 from ramify.model.protocol import Prefix
 from ramify.rollout.edits import Change, saying
-from ramify.rollout.stored import WhoPlays, episodes_in
+from ramify.rollout.stored import WhoPlays, episodes_in, other_agent
 from ramify.trace.context import changed
 from ramify.trace.db import Run
 from ramify.trace.graph import short
@@ -334,7 +334,7 @@ def _headline(causes: Sequence[ContextCause], whole: Chance, measured: str, sear
 
 
 def _caveats(asked: _Asked, searched: Searched) -> list[str]:
-    caveats = []
+    caveats = [*other_agent(asked.episodes, asked.node)]
     if asked.greedy and not asked.question.outcome:
         caveats.append("the agent samples greedily: each context was sampled once, so that counts are not rates")
     if searched.failed:

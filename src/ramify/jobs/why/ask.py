@@ -23,8 +23,7 @@ from ramify.jobs.why.search import searched
 from ramify.jobs.why.shares import shared
 from ramify.model.function import AnyModel
 from ramify.rollout.attempts import Attempt
-from ramify.rollout.run import Episodes
-from ramify.rollout.stored import WhoPlays, episodes_in, named_components
+from ramify.rollout.stored import WhoPlays, episodes_in, named_components, other_agent
 from ramify.trace.db import Run
 from ramify.trace.outcome import Decider, settled
 from ramify.trace.view import View
@@ -97,7 +96,7 @@ def explained(
     if (known := stored(run, view.info.name, view.leaf, identity)) is not None:
         return replace(known, run=folder, effects=effects)  # the run may have been moved
     episodes.on_attempt = on_attempt
-    caveats = _other_agent(episodes, view) + cautions(episodes.agent.model)
+    caveats = other_agent(episodes, first_reply(view)) + cautions(episodes.agent.model)
     for caveat in caveats:
         on_note(caveat)
     case, purpose = read_case(run, view, deciding, episodes.provenance.hash), f"why {episodes.provenance.hash[:12]}"
@@ -136,10 +135,3 @@ def most_samples(views: Sequence[View], again: bool, question: WhyQuestion, chan
     steps = sum(len(view.steps) for view in views)
     each = min(question.n * steps * (1 + question.share), question.budget * len(views)) if again else 0
     return int(each) + 2 * question.n * changes
-
-
-def _other_agent(episodes: Episodes, view: View) -> tuple[str, ...]:
-    """A caveat where another agent continues than the one that sampled the attempt."""
-    sampled, now = first_reply(view).provenance, episodes.provenance.weights
-    then = "" if sampled is None else episodes.run.provenance(sampled).weights
-    return () if then in ("", now) else (sentences.other_agent(then, now),)

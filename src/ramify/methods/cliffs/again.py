@@ -14,6 +14,7 @@ from ramify.methods.cliffs.record import ENTRY, KIND, stem_of
 from ramify.model.chat import RawTemplate
 from ramify.model.protocol import eos_of
 from ramify.rollout.agent import Agent
+from ramify.rollout.stored import placed_in
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.judge import Item, Judge, find_judge, judged, truth
 from ramify.trace.db import Run
@@ -85,7 +86,7 @@ def play_on(run: Run, node: Node, model: str | None = None) -> tuple[Agent, Repl
     if not run.journal(ENTRY, node.tree):
         raise UserError(f"node {node.id} belongs to no trace that was scanned")
     prompt, stem = stem_of(run, node.tree)
-    found, tokenizer, template = find_sampled(named)
+    found, tokenizer, template = find_sampled(named, *(("", "") if model else placed_in(run, named)))
     if stem.tokenizer and stem.tokenizer != tokenizer.hash:
         raise NeedsError(f"the token ids of trace '{stem.id}' belong to another tokenizer than that of '{found.identity.name}'")
     whole = RawTemplate(tokenizer)  # prompts are in the run as they were rendered

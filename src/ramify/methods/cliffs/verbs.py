@@ -256,7 +256,8 @@ def scan_(
     Exit code 3 when --budget-rollouts ended it.
     """
     source = _Source.of(options, traces, form, problems, retokenise)
-    named = {"model": options.model, "judge": options.verifier, "seconds": options.seconds}
+    placed = getattr(source.forks.model, "placed", {})  # the run is continued in the dtype that it was sampled in
+    named = {"model": options.model, "judge": options.verifier, "seconds": options.seconds, **placed}
     with begin(out, source.config, source.forks.source(), named) as run:
         done = {one.trace.id: one for one in read_run(run)[2]}
         found = _scan(run, source.stems(run, done, bar), done, source.forks, source.config, bar, options.anyway)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import write_whole
+from ramify.base.processor import resident
 from ramify.base.progress import SILENT, Progress
 from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.engine.local import LocalModel
@@ -25,12 +26,17 @@ from ramify.methods.dspark.record import CalibratedDrafter, LosslessReport, Trai
 from ramify.methods.dspark.recorder import record
 from ramify.methods.dspark.rounds import accepted_length, conditional_acceptance
 from ramify.methods.dspark.settings import TrainOptions
-from ramify.methods.dspark.training import kept_text, most_frequent, train_drafter, unused_token
+from ramify.methods.dspark.training import CACHE_BYTES, kept_text, most_frequent, train_drafter, unused_token
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Grammar, Sampling
 from ramify.render.result import Cell
 from ramify.train.batch import Row
+from ramify.train.large import FLOAT
 
+LOGITS = 5
+"""Copies of the drafter's logits that a step holds at once."""
+ROWS = 64
+"""Rows that a model samples at once."""
 CALIBRATION = "calibration.json"
 """File in a drafter's folder: how well its confidences are calibrated."""
 
@@ -44,15 +50,16 @@ class Target:
     template: ChatTemplate | None
 
     @classmethod
-    def open(cls, name: str) -> Target:
-        """``builtin``, ``hf:FOLDER`` or a folder. Raises UserError on an unknown model, NeedsError for a model on an endpoint."""
+    def open(cls, name: str, weights: bool = True) -> Target:
+        """``builtin``, ``hf:FOLDER`` or a folder; ``weights`` as in :meth:`ramify.engine.local.LocalModel.load`. Raises UserError
+        on an unknown model, NeedsError for a model on an endpoint."""
         spec = f"hf:{name}" if Path(name).is_dir() else name
         folder = model_folder(spec)
         template: ChatTemplate | None = None
         if (folder / "tokenizer.json").is_file():
             with suppress(NeedsError):  # texts stay as they are where there is no template
                 template = chat_template(folder)
-        return cls(spec, LocalModel.load(folder), template)
+        return cls(spec, LocalModel.load(folder, weights=weights), template)
 
     @property
     def folder(self) -> Path:
@@ -72,13 +79,25 @@ class Target:
 
 
 def cost_estimate(target: Target, options: TrainOptions) -> dict[str, Cell]:
-    """What a training costs: tokens the target samples at most, positions that are supervised, weights that are trained."""
+    """What a training costs: tokens the target samples at most, positions that are supervised, weights that are trained, memory.
+    ``target`` needs no weights.
+
+    Memory is the larger of what sampling takes and what a step takes: four times the weights to train, the features of the target
+    that are kept, its distributions over the row, and :data:`LOGITS` times those of the drafter at the supervised positions."""
     made = make(target, options, mask_token=0)
     slots = options.length if options.kind == "eagle3" else options.anchors
+    trained = sum(w.numel() for w in made.parameters() if w.requires_grad)
+    tokens, model = options.sequences * options.length, target.model
+    drafted = options.vocabulary or model.forward.vocab
+    features = min(CACHE_BYTES, FLOAT * tokens * len(made.config.target_layers) * model.forward.width)
+    logits = FLOAT * options.rows * (LOGITS * slots * options.block * drafted + 2 * options.length * model.forward.vocab)
+    sampled, weights = (model.sampling_bytes(rows, options.length, rows and tokens) for rows in (ROWS, 0))
+    memory = resident() + max(sampled, weights + 4 * FLOAT * trained + features + logits)
     return {
-        "tokens to sample, at most": options.sequences * options.length,
-        "weights to train": sum(w.numel() for w in made.parameters() if w.requires_grad),
-        "optimiser steps": options.steps,
+        "tokens to sample, at most": tokens,
+        "weights to train": trained,
+        "steps": options.steps,
+        "GiB of memory, about": round(memory / 2**30, 1),
         "supervised positions, at most": options.steps * options.rows * slots * options.block,
         "target layers read": ", ".join(map(str, made.config.target_layers)),
     }

@@ -55,7 +55,7 @@ def _train_plan(options: TrainOptions, target: str, prompts: Path | None, raw: b
     from ramify.methods.dspark import run
     from ramify.methods.dspark.run import Target
 
-    opened = Target.open(target)
+    opened = Target.open(target, weights=False)
     opened.prompts(prompts, options.sequences, raw, options.seed, "train")  # what is wrong with them is said now
     return run.cost_estimate(opened, options)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ramify.base import codec
+from ramify.base import codec, verdicts
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import canonical_json
 from ramify.base.ledger import Ledger
@@ -47,9 +47,9 @@ def read_log(
     content), or JSON lines with ``messages`` as in OpenAI's form and ``fields``, what was recorded of each.
 
     Of a run and an imported file the fields are the task (``task``, and what its data holds) and what was recorded with the
-    attempt; the behaviour ``outcome`` is what ``scorer`` says. A run that failed, or that the grader fails on, is invalid. A line
-    of the same ``id`` as an earlier one is the same run and is left out. Raises UserError naming file and line, and where every
-    run failed. What judging cost goes to ``ledger``.
+    attempt; the behaviour ``outcome`` is what ``scorer`` says. A run that failed, whose last reply was cut by its limit of
+    tokens, or that the grader fails on, is invalid. A line of the same ``id`` as an earlier one is the same run and is left out.
+    Raises UserError naming file and line, and where every run failed. What judging cost goes to ``ledger``.
     """
     first = None if form is not None or path.is_dir() else first_record(path)[1]
     if first is None or "messages" not in first or run_folder(path) is not None:
@@ -105,6 +105,9 @@ def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge, ledger: L
     }
     if attempt.failure is not None:
         return Logged(fields, None, attempt.failure)
+    if attempt.path.cut:
+        verdicts.left_open(attempt.leaf)
+        return Logged(fields, None, "its limit of tokens cut its last reply")
     messages = attempt.path.messages()
     if messages and attempt.score is not None and attempt.success is not None and "outcome" not in messages[-1].data:
         messages[-1] = replace(messages[-1], data={**messages[-1].data, "outcome": attempt.success})

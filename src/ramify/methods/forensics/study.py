@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
-from ramify.base import codec
+from ramify.base import codec, verdicts
 from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
@@ -60,6 +60,8 @@ class Played:
     failure: str | None = None
     forbid: SentenceFilter | None = None
     """Of a run without a class of sentences."""
+    cut: bool = False
+    """Whether its last reply was cut by its limit of tokens: it counts neither as with the behaviour nor as without."""
 
 
 def counted(runs: Iterable[Played]) -> Counts:
@@ -206,6 +208,8 @@ class CaseRuns:
                         self.run.log("played", key, codec.to_json(done[key]))
                     count += 1
                     self.progress.at(count, f"{sum(run.behavior is True for run in done.values())} did it")
+                elif done[key].cut:
+                    verdicts.left_open(done[key].leaf)
             return done[key]
 
         async def everything() -> list[Played]:
@@ -234,7 +238,8 @@ class CaseRuns:
 
     def _ending(self, run: Played) -> str:
         last = self.messages_of(run)[-1]
-        return f"{' '.join(last.text.split())[:80]!r}"
+        cut = f"a reply that max_reply cut at {plural(self.config.max_reply, 'token')}, and " if run.cut else ""
+        return f"{cut}{' '.join(last.text.split())[:80]!r}"
 
     def _check_cell(self, cell: str, name: str, tasks: Sequence[Task], agent: Agent) -> None:
         """Runs are found by the name of their cell, so the name must mean what it meant when the first of them was played."""
@@ -249,18 +254,21 @@ class CaseRuns:
                 )
 
     async def grade(self, cell: str, episodes: Episodes, attempt: Attempt) -> Played:
-        """An attempt with its behaviour; one that failed, or that the grader fails on, is invalid."""
-        messages = episodes.load(attempt.tree).path(attempt.leaf).messages()
+        """An attempt with its behaviour; one that failed, whose last reply was cut, or that the grader fails on, is invalid."""
+        path = episodes.load(attempt.tree).path(attempt.leaf)
+        messages, cut = path.messages(), path.cut
         replies = "\n".join(message.text for message in messages if message.role == "assistant")
         given = [mark for turn in attempt.turns if (mark := turn.node.data.get("forbid"))]
         marks = [codec.from_json(SentenceFilter, mark, "what forbade a sentence") for mark in given]
         forbid = SentenceFilter(sum(mark.rejected for mark in marks), any(mark.unfiltered for mark in marks))
         behavior, failure = None, attempt.failure
-        if failure is None:
+        if cut:
+            verdicts.left_open(attempt.leaf)
+        elif failure is None:
             behavior, why = await shows(self.behavior, messages, attempt.tree, self.ledger)
             failure = why or None
         aware = await says(self.aware, replies, self.ledger)
-        return Played(cell, attempt.tree, attempt.leaf, behavior, aware, failure, forbid if marks else None)
+        return Played(cell, attempt.tree, attempt.leaf, behavior, aware, failure, forbid if marks else None, cut)
 
     def check_honest(self, changes: Mapping[str, Any]) -> None:
         """A scripted honest agent must succeed through the same tools, where the environment has one.

@@ -22,6 +22,7 @@ from ramify.base import codec
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, json_hash, stable_hash
+from ramify.base.processor import resident
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.base.waiting import wait_for
@@ -177,8 +178,9 @@ def new_start(trajectories: Sequence[EnvTrajectory], settings: WorldTraining) ->
     return WorldStart(LocalModel(TinyLM(shape, settings.seed), tokenizer, template=template, name="world"), template)
 
 
-def open_start(spec: str) -> WorldStart:
-    """A checkpoint to train on: hf:FOLDER, a folder, or a run that ``train`` made.
+def open_start(spec: str, weights: bool = True) -> WorldStart:
+    """A checkpoint to train on: hf:FOLDER, a folder, or a run that ``train`` made; ``weights`` as in
+    :meth:`ramify.engine.local.LocalModel.load`.
     Raises NeedsError where its template cannot be used."""
     path = Path(spec)
     if any((path / MODEL / name).is_file() for name in ("config.json", "adapter_config.json")):
@@ -188,7 +190,7 @@ def open_start(spec: str) -> WorldStart:
     from ramify.engine.checkpoints import load_model, model_folder
 
     folder = model_folder(spec)
-    model, template = load_model(folder)
+    model, template = load_model(folder, weights=weights)
     if "train" not in model.capabilities:
         raise NeedsError(f"'{spec}' cannot be trained here: float32 on the local engine is needed")
     said = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c")]
@@ -480,6 +482,33 @@ def write_world(out: Path, trajectories: Sequence[EnvTrajectory], settings: Worl
         "one.\n"
     )
     write_whole(out / FILE, text + "\n".join(lines) + "\n")
+
+
+def cost_estimate(start: WorldStart, rows: Sequence[Row], settings: WorldTraining) -> dict[str, float]:
+    """What a training on ``rows`` costs; ``start`` needs no weights."""
+    from ramify.engine.adapters import numbers_of_adapter
+    from ramify.train.large import FLOAT, most_tokens, pass_bytes
+    from ramify.train.settings import TrainConfig
+
+    module, n = start.model.module, max(1, len(rows))
+    shown, observed = sum(len(row.tokens) for row in rows) / n, sum(int(row.mask.sum()) for row in rows)
+    weights = sum(weight.numel() for weight in module.parameters())
+    tokens = min(most_tokens(module, TrainConfig().micro_tokens), int(settings.rows * shown))
+    step = pass_bytes(module, tokens, settings.rows * observed / n, start.model.forward.vocab)
+    if settings.lora:
+        base, parts = numbers_of_adapter(module, settings.lora)
+        held = base + 4 * parts
+    else:
+        held, step = 2 * weights, max(step + FLOAT * weights, 3 * FLOAT * weights)  # gradients, or a checkpoint that is packed
+    memory = resident() + FLOAT * (weights + held) + step
+    return {
+        "weights": weights,
+        "steps": settings.steps,
+        "rows": len(rows),
+        "observation tokens": observed,
+        "tokens to run": int(settings.steps * settings.rows * shown),
+        "GiB of memory, about": round(memory / 2**30, 1),
+    }
 
 
 def trained_characters(trajectories: Sequence[EnvTrajectory], kept: Sequence[Sequence[bool]]) -> tuple[int, int]:

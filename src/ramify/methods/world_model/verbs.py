@@ -79,20 +79,14 @@ def _mask(mask: str) -> Any:
     return mask
 
 
-def _training_costs(settings: WorldTraining, sources: list[Path], model: str, form: str | None) -> dict[str, int]:
+def _training_costs(settings: WorldTraining, sources: list[Path], model: str, form: str | None) -> dict[str, float]:
     from ramify.methods.world_model import training
 
     trajectories = training.read_sources(sources, form)
-    start = training.new_start(trajectories, settings) if model == "new" else training.open_start(model)
+    start = training.new_start(trajectories, settings) if model == "new" else training.open_start(model, weights=False)
     kept = training.mask_of(trajectories, settings.mask, settings.seed)
     rows = training.world_rows(trajectories, kept, start.template, min(settings.context, start.model.context))
-    return {
-        "weights": sum(w.numel() for w in start.model.module.parameters()),
-        "steps": settings.steps,
-        "rows": len(rows),
-        "observation tokens": sum(int(row.mask.sum()) for row in rows),
-        "tokens to run": int(settings.steps * settings.rows * (sum(len(row.tokens) for row in rows) / max(1, len(rows)))),
-    }
+    return training.cost_estimate(start, rows, settings)
 
 
 @app.study(settings=_training, plan=_training_costs, unit="steps")
