@@ -1,0 +1,255 @@
+"""Where a fault is, by what failing and passing tests ran: a ranking of functions and of their lines, beside the test itself.
+
+A test is where a failure shows. The candidates are the functions that the failing test ran and the test itself, which stands for
+every cause outside the code: a wrong expectation, a missing file, a network that is down. What speaks for each (:data:`FEATURES`,
+:data:`OUTSIDE`) is weighed by a conditional logit, so its probabilities are shares of one; the weights are those of
+``python -m ramify_experiments.diagnose.outside --fit``, which sees other packages than those that the evidence is reported on.
+
+Suspicion of a line is Ochiai's, ``ef / sqrt(F (ef + ep))``: ``ef`` and ``ep`` are the failing and passing tests that ran it, F all
+failing ones (Abreu, Zoeteweij and van Gemund, *On the accuracy of spectrum-based fault localization*, 2007).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ramify.base.ids import stable_hash
+from ramify.methods.diagnose.case import BugSearch, CaseFile, Diagnosis
+from ramify.methods.diagnose.code import CodeMap, Symbol, words
+from ramify.methods.diagnose.snapshot import Snapshot
+from ramify.trace.message import Message
+
+BY_TESTS = "rules (no model: lines that failing and passing tests ran)"
+MOST = 5
+"""Places that are named, and lines of each."""
+TEST_FILE = re.compile(r"(^|/)(tests?|testing|\w*_tests?|tests?_\w+|\w*testcases?)/|(^|/)(test_|tests?\.|conftest)[^/]*$|_tests?\.\w+$")
+"""Paths of tests and of what helps them."""
+ENVIRONMENT = re.compile(
+    r"^(\w*Connection\w*|\w*Timeout\w*|gaierror|herror|URLError|HTTPError|SSLError|FileNotFoundError|PermissionError|OSError|"
+    r"ModuleNotFoundError|ImportError|NotADirectoryError|IsADirectoryError|ProxyError|BlockingIOError)$"
+)
+"""Exceptions that what a program runs in raises more often than its code does."""
+FEATURES = (
+    "suspicion",
+    "suspicion beside the highest",
+    "share of the failing tests",
+    "in the traceback",
+    "last frame in the code",
+    "named in the test",
+    "words of the test's name",
+    "lines that ran",
+    "file of tests",
+)
+"""Of a function, as :func:`candidates` gives them."""
+OUTSIDE = ("bias", "highest suspicion", "error of the environment", "raised by the test", "one test fails of many", "passing tests there")
+"""Of the test itself."""
+LINE_FEATURES = (
+    "suspicion beside the highest",
+    "last frame",
+    "comparison or condition",
+    "arithmetic or index",
+    "number",
+    "return",
+    "call",
+    "head of a definition",
+    "nothing but a name or word",
+)
+"""Of a line of a function."""
+
+
+@dataclass(frozen=True)
+class FailedTest:
+    """A failing test, with what it ran. Lines count from 1."""
+
+    name: str
+    file: str = ""
+    """Its file, from the root of the repository."""
+    line: int = 1
+    error: str = ""
+    """Name of the exception."""
+    frames: tuple[tuple[str, int], ...] = ()
+    """Files below the root and lines of the traceback, the last one last."""
+    ran: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """File -> lines."""
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """What all tests of a session ran: how many failing and passing ones, and how many of each ran a line."""
+
+    failing: int
+    passing: int
+    failed: Mapping[str, Mapping[int, int]]
+    passed: Mapping[str, Mapping[int, int]]
+    tests: frozenset[str] = frozenset()
+    """Files that tests were collected from."""
+
+    def ochiai(self, file: str, line: int) -> float:
+        """Suspicion of a line, from 0 to 1."""
+        ef, ep = self.failed.get(file, {}).get(line, 0), self.passed.get(file, {}).get(line, 0)
+        return ef / math.sqrt(self.failing * (ef + ep)) if ef else 0.0
+
+    def is_test(self, file: str) -> bool:
+        """Whether a file holds tests, or what only tests use."""
+        return file in self.tests or TEST_FILE.search(file) is not None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A function that the failing test ran (``outside`` False), or the test itself; ``row``: its features."""
+
+    file: str
+    name: str
+    start: int
+    end: int
+    lines: tuple[int, ...]
+    """Those that the failing test ran."""
+    row: tuple[float, ...]
+    outside: bool = False
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of :data:`FEATURES`, :data:`OUTSIDE` and :data:`LINE_FEATURES`."""
+
+    functions: tuple[float, ...] = (1.0, 3.0, 1.0, 0.5, 1.0, 1.0, 1.0, 0.3, -4.0)
+    outside: tuple[float, ...] = (0.0, -2.0, 2.0, 1.0, 1.0, 0.5)
+    lines: tuple[float, ...] = (3.0, 1.0, 0.7, 0.5, 0.2, 0.2, 0.2, -2.0, -2.0)
+
+
+def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap) -> list[Candidate]:
+    """Every function that the test ran, and last the test itself."""
+    held: dict[tuple[str, Symbol], list[int]] = {}
+    for file, lines in test.ran.items():
+        if file not in code.snapshot or not code.readable(file):
+            continue
+        for line in lines:
+            symbol = code.symbol(file, line, line)
+            if symbol is not None and symbol.kind != "class" and symbol.start <= line <= symbol.end:
+                held.setdefault((file, symbol), []).append(line)
+    itself = code.symbol(test.file, test.line, test.line) if test.file in code.snapshot else None
+    held = {key: lines for key, lines in held.items() if not (spectrum.is_test(key[0]) and (key[0] == test.file or key[0] in spectrum.tests))}
+    text = _text(code.snapshot, test.file, itself)
+    said, titled = set(re.findall(r"[A-Za-z_]\w*", text)), set(words(test.name.rpartition("::")[2].partition("[")[0]))
+    suspicion = {key: max(spectrum.ochiai(key[0], line) for line in lines) for key, lines in held.items()}
+    highest = max(suspicion.values(), default=0.0)
+    inside = [at for at, (file, _) in enumerate(test.frames) if not spectrum.is_test(file)]
+    found = []
+    for (file, symbol), lines in sorted(held.items(), key=lambda one: (one[0][0], one[0][1].start)):
+        short = symbol.name.rpartition(".")[2]
+        named = words(symbol.name)
+        within = [at for at in inside if test.frames[at][0] == file and test.frames[at][1] in lines]
+        own = suspicion[file, symbol]
+        row = (
+            own,
+            math.log(own / highest),
+            max(spectrum.failed[file].get(line, 0) for line in lines) / spectrum.failing,
+            float(bool(within)),
+            float(bool(within) and within[-1] == inside[-1]),
+            float(short in said),
+            sum(word in titled for word in named) / max(1, len(named)),
+            math.log1p(len(lines)),
+            float(spectrum.is_test(file)),
+        )
+        found.append(Candidate(file, symbol.name, symbol.start, symbol.end, tuple(lines), row))
+    best = max(suspicion, key=lambda key: suspicion[key], default=None)
+    passing = 0 if best is None else min(spectrum.passed.get(best[0], {}).get(line, 0) for line in held[best])
+    row = (
+        1.0,
+        highest,
+        float(ENVIRONMENT.match(test.error) is not None),
+        float(bool(test.frames) and spectrum.is_test(test.frames[-1][0])),
+        float(spectrum.failing == 1 and spectrum.passing > 1),
+        math.log1p(passing),
+    )
+    start, end = (itself.start, itself.end) if itself is not None else (test.line, test.line)
+    return [*found, Candidate(test.file, test.name, start, end, (test.line,), row, outside=True)]
+
+
+def _text(snapshot: Snapshot, file: str, symbol: Symbol | None) -> str:
+    return "" if symbol is None else "\n".join(snapshot.lines(file)[symbol.start - 1 : symbol.end])
+
+
+def shares(found: Sequence[Candidate], weights: Weights) -> np.ndarray:
+    """(candidates,): the probability of each."""
+    score = np.array([np.dot(weights.outside if one.outside else weights.functions, one.row) for one in found])
+    share = np.exp(score - score.max())
+    out: np.ndarray = share / share.sum()
+    return out
+
+
+def line_rows(one: Candidate, test: FailedTest, spectrum: Spectrum, snapshot: Snapshot) -> np.ndarray:
+    """(lines, features): see :data:`LINE_FEATURES`."""
+    suspicion = [spectrum.ochiai(one.file, line) for line in one.lines]
+    highest = max(suspicion)
+    frames = [line for file, line in test.frames if file == one.file and line in one.lines]
+    last = frames[-1] if frames else 0
+    rows = []
+    for line, own in zip(one.lines, suspicion, strict=True):
+        text = snapshot.lines(one.file)[line - 1].strip() if line <= len(snapshot.lines(one.file)) else ""
+        code = re.sub(r"'[^']*'|\"[^\"]*\"|#.*", "''", text)
+        rows.append([
+            math.log(own / highest),
+            float(line == last),
+            float(bool(re.search(r"[<>=!]=|[<>]|\b(if|elif|while|and|or|not|in|is)\b", code))),
+            float(bool(re.search(r"[\w)\]]\s*(//|[-+*/%])\s*[\w(]|\w\[", code))),
+            float(bool(re.search(r"\b\d+\b", code))),
+            float(code.startswith(("return", "yield"))),
+            float(bool(re.search(r"\w\(", code)) and not code.startswith("def")),
+            float(code.startswith(("def ", "async def", "class ", "@"))),
+            float(bool(re.fullmatch(r"(else|try|finally)?:?|pass|break|continue|return|''|'' ?''|[\w.]+", code))),
+        ])  # fmt: skip
+    return np.array(rows)
+
+
+def ranked_lines(one: Candidate, test: FailedTest, spectrum: Spectrum, snapshot: Snapshot, weights: Weights) -> tuple[int, ...]:
+    """The lines of a candidate that the failing test ran, the most suspicious first."""
+    if one.outside:
+        return one.lines
+    score = line_rows(one, test, spectrum, snapshot) @ np.array(weights.lines)
+    return tuple(one.lines[at] for at in np.argsort(-score, kind="stable"))
+
+
+class SpectrumLocalizer:
+    """Localizes one failing test by what it and the others ran; :class:`ramify.methods.diagnose.record` keeps what it finds."""
+
+    def __init__(self, test: FailedTest, spectrum: Spectrum, weights: Weights | None = None) -> None:
+        self.test, self.spectrum, self.weights = test, spectrum, weights or Weights()
+
+    def key(self, snapshot: Snapshot, issue: str) -> str:
+        """Stable hash of all that decides a localization."""
+        return stable_hash(snapshot.digest, issue, BY_TESTS, repr((self.test, self.spectrum, self.weights)))
+
+    def traced(
+        self, snapshot: Snapshot, issue: str, issue_id: str = "", progress: Callable[[int], object] = lambda turn: None
+    ) -> tuple[CaseFile, list[Message]]:
+        """The case file, and it as a conversation of a question and an answer."""
+        found = candidates(self.test, self.spectrum, CodeMap(snapshot))
+        share = shares(found, self.weights)
+        best = [at for at in np.argsort(-share, kind="stable")[:MOST] if found[at].file in snapshot]
+        made = tuple(replace(self._diagnosis(found[at], snapshot), confidence=float(share[at])) for at in best)
+        case = CaseFile(
+            issue_id, snapshot.name, snapshot.commit, findings=made, meta=BugSearch(by=BY_TESTS, answered=bool(made)), issue=issue
+        )
+        said = "\n".join(f"{one.location}: {one.location_explanation}" for one in made) or "No place was found."
+        return case, [Message("user", issue), Message("assistant", said)]
+
+    def _diagnosis(self, one: Candidate, snapshot: Snapshot) -> Diagnosis:
+        test, spectrum = self.test, self.spectrum
+        if one.outside:
+            why = f"The test itself, or something outside the code{f' ({test.error})' if test.error else ''}."
+            return Diagnosis(one.file, one.start, one.end, why, lines=one.lines)
+        lines = ranked_lines(one, test, spectrum, snapshot, self.weights)[:MOST]
+        top = max(one.lines, key=lambda line: spectrum.ochiai(one.file, line))
+        failed, passed = spectrum.failed[one.file].get(top, 0), spectrum.passed.get(one.file, {}).get(top, 0)
+        why = (
+            f"`{one.name}`: line {top} ran in {failed} of {spectrum.failing} failing and {passed} of {spectrum.passing} passing "
+            f"tests (suspicion {spectrum.ochiai(one.file, top):.2f}). Look at line{'s' if len(lines) > 1 else ''} "
+            f"{', '.join(map(str, lines))} first."
+        )
+        return Diagnosis(one.file, one.start, one.end, why, lines=lines)
