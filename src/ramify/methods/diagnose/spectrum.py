@@ -20,15 +20,15 @@ import numpy as np
 
 from ramify.base.ids import stable_hash
 from ramify.methods.diagnose.case import BugSearch, CaseFile, Diagnosis
-from ramify.methods.diagnose.code import CodeMap, Symbol, words
+from ramify.methods.diagnose.code import CodeMap, Symbol, is_test, words
 from ramify.methods.diagnose.snapshot import Snapshot
 from ramify.trace.message import Message
 
 BY_TESTS = "rules (no model: lines that failing and passing tests ran)"
 MOST = 5
 """Places that are named, and lines of each."""
-TEST_FILE = re.compile(r"(^|/)(tests?|testing|\w*_tests?|tests?_\w+|\w*testcases?)/|(^|/)(test_|tests?\.|conftest)[^/]*$|_tests?\.\w+$")
-"""Paths of tests and of what helps them."""
+LEAST = 0.02
+"""Probability of a further place that is named."""
 ENVIRONMENT = re.compile(
     r"^(\w*Connection\w*|\w*Timeout\w*|gaierror|herror|URLError|HTTPError|SSLError|FileNotFoundError|PermissionError|OSError|"
     r"ModuleNotFoundError|ImportError|NotADirectoryError|IsADirectoryError|ProxyError|BlockingIOError)$"
@@ -96,7 +96,7 @@ class Spectrum:
 
     def is_test(self, file: str) -> bool:
         """Whether a file holds tests, or what only tests use."""
-        return file in self.tests or TEST_FILE.search(file) is not None
+        return file in self.tests or is_test(file)
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,8 @@ class SpectrumLocalizer:
         """The case file, and it as a conversation of a question and an answer."""
         found = candidates(self.test, self.spectrum, CodeMap(snapshot))
         share = shares(found, self.weights)
-        best = [at for at in np.argsort(-share, kind="stable")[:MOST] if found[at].file in snapshot]
+        order = np.argsort(-share, kind="stable")[:MOST]
+        best = [at for rank, at in enumerate(order) if found[at].file in snapshot and (not rank or share[at] >= LEAST)]
         made = tuple(replace(self._diagnosis(found[at], snapshot), confidence=float(share[at])) for at in best)
         case = CaseFile(
             issue_id, snapshot.name, snapshot.commit, findings=made, meta=BugSearch(by=BY_TESTS, answered=bool(made)), issue=issue
