@@ -10,8 +10,8 @@ in it, the wheel) of :data:`PACKAGES`. Their tests run in a sandbox; what they r
 **Null**: failures whose cause lies outside the code: a changed expectation in one test (in QuixBugs in its data, with the correct
 programs), and a test that needs a server, a file or a variable that is not there.
 
-``--fit`` prints the weights of :mod:`ramify.methods.diagnose.spectrum`, from the packages marked so alone; nothing of QuixBugs or of
-the other packages is looked at.
+``--fit`` prints the weights of :mod:`ramify.methods.diagnose.spectrum`, from the packages marked so alone; nothing of QuixBugs or
+of the other packages is looked at.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ PACKAGES = {
     "inflection": Package("inflection/", "test_inflection.py", fits=True),
     "toolz": Package("toolz/", "toolz/tests/test_{stem}.py", fits=True, only="(dict|iter|func)toolz|recipes|utils"),
     "cachetools": Package("src/cachetools/", "tests", "src", fits=True),
-    "boltons": Package("boltons/", "tests/test_{stem}.py", only="(dict|iter|str|list|set|func|math|time|format|type|name|stats)utils|cacheutils"),
+    "boltons": Package(
+        "boltons/", "tests/test_{stem}.py", only="(dict|iter|str|list|set|func|math|time|format|type|name|stats)utils|cacheutils"
+    ),
     "parse": Package("parse/", "tests"),
     "tabulate": Package("tabulate.py", "test"),
     "more_itertools": Package("more_itertools/", "tests/test_{stem}.py", only="recipes"),
@@ -116,7 +118,9 @@ def texts_of(folder: Path, keep: Callable[[str], bool]) -> dict[str, str]:
         if path.is_file() and keep(inside):
             found[inside] = path.read_text(encoding="utf-8", errors="replace")
     if not found:
-        raise UserError(f"{folder} holds none of the files that are measured: see `python -m ramify_experiments.diagnose.outside -h`")
+        raise UserError(
+            f"{folder} holds none of the files that are measured: see `python -m ramify_experiments.diagnose.outside -h`"
+        )
     return found
 
 
@@ -140,7 +144,9 @@ def case_of(corpus: str, name: str, texts: Mapping[str, str], row: Mapping[str, 
     first, kept = row["failed"][0], row["spectrum"]
     ran = {file: tuple(lines) for file, lines in first["ran"].items()}
     test = FailedTest(**{**first, "ran": ran, "frames": tuple((file, line) for file, line in first["frames"])})
-    counts = [{file: {int(k): v for k, v in lines.items()} for file, lines in kept[side].items()} for side in ("failed", "passed")]
+    counts = [
+        {file: {int(k): v for k, v in lines.items()} for file, lines in kept[side].items()} for side in ("failed", "passed")
+    ]
     spectrum = Spectrum(kept["failing"], kept["passing"], *counts, frozenset(kept["tests"]))
     return Case(corpus, name, texts, test, spectrum, row["texts"][test.name], **truth)
 
@@ -241,7 +247,9 @@ def _written(text: str, node: ast.FunctionDef, fault: ast.FunctionDef) -> str:
     """The file with a function written anew: as it is, or with its fault."""
     lines, first = text.split("\n"), min([node.lineno, *(one.lineno for one in node.decorator_list)])
     new = ast.unparse(ast.fix_missing_locations(copy.deepcopy(fault))).split("\n")
-    return "\n".join([*lines[: first - 1], *(" " * node.col_offset + one if one else one for one in new), *lines[node.end_lineno :]])
+    return "\n".join(
+        [*lines[: first - 1], *(" " * node.col_offset + one if one else one for one in new), *lines[node.end_lineno :]]
+    )
 
 
 MISSING = {
@@ -288,17 +296,20 @@ def null_jobs(name: str, package: Package, texts: Mapping[str, str]) -> Iterator
 
 
 def _expected(test: ast.FunctionDef, constant: ast.Constant) -> bool:
-    """Whether a constant is what an assertion compares with: the right side of an equality, or the last argument of assertEqual."""
+    """Whether a constant is what an assertion compares with: right of an equality, or the last argument of assertEqual."""
     if type(constant.value) not in (int, float, str):
         return False
-    for node in ast.walk(test):
-        if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.Eq):
-            if node.test.comparators[-1] is constant:
-                return True
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "assertEqual":
-            if node.args and node.args[-1] is constant:
-                return True
-    return False
+    wanted = [
+        node.test.comparators[-1]
+        for node in ast.walk(test)
+        if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.Eq)
+    ]
+    wanted += [
+        node.args[-1]
+        for node in ast.walk(test)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "assertEqual" and node.args
+    ]
+    return any(one is constant for one in wanted)
 
 
 def recorded(folder: Path, name: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
@@ -314,7 +325,9 @@ def recorded(folder: Path, name: str) -> tuple[dict[str, str], list[dict[str, An
     if name == "QuixBugs":
         jobs = quixbugs(folder / name)
         for at in range(0, len(jobs), 8):
-            kept += [job | {"row": row} for job, row in zip(jobs[at : at + 8], boxed(texts, jobs[at : at + 8], path), strict=True)]
+            kept += [
+                job | {"row": row} for job, row in zip(jobs[at : at + 8], boxed(texts, jobs[at : at + 8], path), strict=True)
+            ]
             print(name, len(kept), flush=True)
     else:
         package = PACKAGES[name]
@@ -337,7 +350,9 @@ def taken(texts: Mapping[str, str], path: str, jobs: Iterator[dict[str, Any]], c
             if json.dumps(job["files"]) not in seen:
                 seen.add(json.dumps(job["files"]))
                 batch.append(job)
-        fresh = [one for one in {json.dumps(job["tests"]): job["tests"] for job in batch}.values() if json.dumps(one) not in before]
+        fresh = [
+            one for one in {json.dumps(job["tests"]): job["tests"] for job in batch}.values() if json.dumps(one) not in before
+        ]
         rows = boxed(texts, [*({"files": {}, "tests": one} for one in fresh), *batch], path)
         for one, row in zip(fresh, rows, strict=False):
             before[json.dumps(one)] = set(row.get("texts", {"": ""}))
@@ -416,7 +431,7 @@ def _holds(case: Case, file: str, start: int, end: int) -> bool:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an arm says of a case: functions (file, first, last) and lines (file, line), best first; its confidence in the first."""
+    """What an arm says of a case: functions (file, first, last) and lines (file, line), best first; how sure it is of the first."""
 
     places: tuple[tuple[str, int, int], ...]
     lines: tuple[tuple[str, int], ...] = ()
@@ -444,7 +459,12 @@ def by_formula(case: Case, formula: str) -> Answer:
         missed = ep + spectrum.failing - ef
         return ef * ef / missed if missed else float("inf")
 
-    ran = [(file, line) for file, lines in case.test.ran.items() for line in lines if file in case.texts and not spectrum.is_test(file)]
+    ran = [
+        (file, line)
+        for file, lines in case.test.ran.items()
+        for line in lines
+        if file in case.texts and not spectrum.is_test(file)
+    ]
     ran.sort(key=lambda one: (-score(*one), one))
     places = [(file, symbol.start, symbol.end) for file, line in ran if (symbol := code.symbol(file, line, line)) is not None]
     return Answer(tuple(dict.fromkeys(places)), tuple(ran), score(*ran[0]) if ran and formula == "Ochiai" else None)

@@ -136,7 +136,8 @@ def test_suspicion_is_ochiais() -> None:
 
 
 def test_what_the_test_ran_is_ranked_beside_the_test_itself() -> None:
-    test = FailedTest("tests/test_ends.py::test_high", "tests/test_ends.py", 13, "AssertionError", (("tests/test_ends.py", 13),), RAN)
+    frames = (("tests/test_ends.py", 13),)
+    test = FailedTest("tests/test_ends.py::test_high", "tests/test_ends.py", 13, "AssertionError", frames, RAN)
     known = candidates(test, spectrum_of(), CodeMap(SNAPSHOT))
     assert [(one.name, one.outside) for one in known] == [("high", False), (test.name, True)]
     assert shares(known, Weights()).sum() == pytest.approx(1.0)
@@ -162,8 +163,8 @@ def test_a_failure_that_ran_nothing_of_the_code_names_the_test() -> None:
 
 
 def test_every_feature_has_a_weight() -> None:
-    weights = Weights()
-    assert [len(FEATURES), len(OUTSIDE), len(LINE_FEATURES)] == [len(w) for w in (weights.functions, weights.outside, weights.lines)]
+    known = Weights()
+    assert [len(known.functions), len(known.outside), len(known.lines)] == [len(FEATURES), len(OUTSIDE), len(LINE_FEATURES)]
 
 
 # -- recording -----------------------------------------------------------------------------------------------------------------
@@ -209,7 +210,12 @@ def test_names_are_followed_from_the_failing_test() -> None:
 
 @pytest.mark.parametrize("style", ["pytest", "unittest", "through a package"])
 def test_the_rules_name_what_the_test_calls_and_not_the_test(style: str) -> None:
-    texts = {"shop/ends.py": CODE, "shop/__init__.py": "", "tests/test_ends.py": PLAIN, "shop/more.py": "def high_up():\n    return 1\n"}
+    texts = {
+        "shop/ends.py": CODE,
+        "shop/__init__.py": "",
+        "tests/test_ends.py": PLAIN,
+        "shop/more.py": "def high_up():\n    return 1\n",
+    }
     where = "tests/test_ends.py:13: AssertionError"
     if style == "unittest":
         texts["tests/test_ends.py"] = UNITTEST

@@ -18,6 +18,7 @@ def run(tests: list[str]) -> None:
     import dataclasses
 
     import pytest
+
     from ramify.integrations.pytest.diagnose import Diagnose, RecordLines
 
     class Kept(Diagnose):
@@ -43,6 +44,7 @@ def main() -> None:
     sys.dont_write_bytecode = True
     import pytest  # noqa: F401
     import pytest_timeout  # noqa: F401
+
     import ramify.integrations.pytest.diagnose
     import ramify.integrations.pytest.lines
     import ramify.methods.diagnose.spectrum  # noqa: F401

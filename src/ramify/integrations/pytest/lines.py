@@ -1,7 +1,7 @@
 """Which lines of the files under a folder each test runs, for ``pytest --ramify-diagnose``.
 
-From Python 3.12 on by ``sys.monitoring``, beside coverage and debuggers; before, by the trace function, which only one program can
-have: where another one has it, nothing is recorded.
+From Python 3.12 on by ``sys.monitoring``, beside coverage and debuggers; before, by the trace function, which only one program
+can have: where another one has it, nothing is recorded.
 """
 
 from __future__ import annotations

@@ -327,11 +327,10 @@ class TakenName:
 
 @lru_cache(maxsize=4096)
 def taken_names(text: str, lines: tuple[int, ...]) -> tuple[TakenName, ...]:
-    """What the functions at ``lines`` of a Python file, and what they use of the same file, take from other modules; without lines
-    all that the file imports.
+    """What the functions at ``lines`` of a Python file, and what they use of the same file, take from other modules.
 
-    Fixtures are used by the names of parameters, set-up and helpers of a class by standing in it. Empty where the text does not
-    parse; in the order of the imports, flagged ones last.
+    Without lines, all that the file imports. Fixtures are used by the names of parameters, set-up and helpers of a class by
+    standing in it. Empty where the text does not parse; in the order of the imports, flagged ones last.
     """
     try:
         with warnings.catch_warnings():
@@ -349,7 +348,9 @@ def taken_names(text: str, lines: tuple[int, ...]) -> tuple[TakenName, ...]:
         if node in done:
             continue
         done.add(node)
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {
+            n.arg for n in ast.walk(node) if isinstance(n, ast.arg)
+        }
         used |= names
         pending += [top[name] for name in sorted(names & top.keys())]
     found: list[TakenName] = []

@@ -72,7 +72,9 @@ class Localizer:
         )
         (case, history), others = made[0], [one for one, _ in made[1:]]
         signals = signals_of(case, tools, others, None, rival)
-        if signals and (self.model is not None or self.samples > 1):  # of one look, rules know nothing that tells right from wrong
+        if signals and (
+            self.model is not None or self.samples > 1
+        ):  # of one look, rules know nothing that tells right from wrong
             q = self.gate.probability(signals)
             case = replace(case, findings=tuple(replace(one, confidence=q) for one in case.findings))
         weights = "" if self.model is None else self.model.identity.weights

@@ -627,7 +627,9 @@ def _defined_in(found: Gathered, path: str, one: TakenName, deep: int = 3) -> li
 
     def file(tail: str) -> str | None:
         ends = (f"{tail}.py", f"{tail}/__init__.py")
-        near = [known for known in found.paths if any(known == end or (not one.level and known.endswith("/" + end)) for end in ends)]
+        near = [
+            known for known in found.paths if any(known == end or (not one.level and known.endswith("/" + end)) for end in ends)
+        ]
         return min(near, key=lambda known: (is_test(known), len(known), known), default=None)
 
     if one.name and (module := file(f"{stem}/{one.name}" if stem else one.name)) is not None:

@@ -5,8 +5,8 @@ every cause outside the code: a wrong expectation, a missing file, a network tha
 :data:`OUTSIDE`) is weighed by a conditional logit, so its probabilities are shares of one; the weights are those of
 ``python -m ramify_experiments.diagnose.outside --fit``, which sees other packages than those that the evidence is reported on.
 
-Suspicion of a line is Ochiai's, ``ef / sqrt(F (ef + ep))``: ``ef`` and ``ep`` are the failing and passing tests that ran it, F all
-failing ones (Abreu, Zoeteweij and van Gemund, *On the accuracy of spectrum-based fault localization*, 2007).
+Suspicion of a line is Ochiai's, ``ef / sqrt(F (ef + ep))``: ``ef`` and ``ep`` are the failing and passing tests that ran it, F
+all failing ones (Abreu, Zoeteweij and van Gemund, *On the accuracy of spectrum-based fault localization*, 2007).
 """
 
 from __future__ import annotations
@@ -46,7 +46,14 @@ FEATURES = (
     "file of tests",
 )
 """Of a function, as :func:`candidates` gives them."""
-OUTSIDE = ("bias", "highest suspicion", "error of the environment", "raised by the test", "one test fails of many", "passing tests there")
+OUTSIDE = (
+    "bias",
+    "highest suspicion",
+    "error of the environment",
+    "raised by the test",
+    "one test fails of many",
+    "passing tests there",
+)
 """Of the test itself."""
 LINE_FEATURES = (
     "suspicion beside the highest",
@@ -133,7 +140,8 @@ def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap) -> list[Cand
             if symbol is not None and symbol.kind != "class" and symbol.start <= line <= symbol.end:
                 held.setdefault((file, symbol), []).append(line)
     itself = code.symbol(test.file, test.line, test.line) if test.file in code.snapshot else None
-    held = {key: lines for key, lines in held.items() if not (spectrum.is_test(key[0]) and (key[0] == test.file or key[0] in spectrum.tests))}
+    tests = {file for file in {*spectrum.tests, test.file} if spectrum.is_test(file)}
+    held = {key: lines for key, lines in held.items() if key[0] not in tests}
     text = _text(code.snapshot, test.file, itself)
     said, titled = set(re.findall(r"[A-Za-z_]\w*", text)), set(words(test.name.rpartition("::")[2].partition("[")[0]))
     suspicion = {key: max(spectrum.ochiai(key[0], line) for line in lines) for key, lines in held.items()}
