@@ -1,6 +1,6 @@
 """``pytest --ramify-diagnose`` and ``ramify diagnose run`` on faults that nobody here chose, and on failures that are no faults.
 
-    python -m ramify_experiments.diagnose.outside DIR [--fit] [--fauxpy PYTHON] [--out repro/diagnose_outside.json]
+    python -m ramify_experiments.diagnose.outside DIR [--fit] [--fauxpy PYTHON] [--out repro/diagnose-outside.json]
 
 DIR holds one folder each: ``QuixBugs`` (jkoppel/QuixBugs) and the unpacked source distributions (of toolz, which ships its tests
 in it, the wheel) of :data:`PACKAGES`. Their tests run in a sandbox; what they record is kept in DIR/recorded and read again.
@@ -24,7 +24,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ from ramify.methods.diagnose.spectrum import (
     Spectrum,
     Weights,
     candidates,
-    line_rows,
     ranked_lines,
     shares,
 )
@@ -144,10 +143,10 @@ def case_of(corpus: str, name: str, texts: Mapping[str, str], row: Mapping[str, 
     first, kept = row["failed"][0], row["spectrum"]
     ran = {file: tuple(lines) for file, lines in first["ran"].items()}
     test = FailedTest(**{**first, "ran": ran, "frames": tuple((file, line) for file, line in first["frames"])})
-    counts = [
+    failed, passed = (
         {file: {int(k): v for k, v in lines.items()} for file, lines in kept[side].items()} for side in ("failed", "passed")
-    ]
-    spectrum = Spectrum(kept["failing"], kept["passing"], *counts, frozenset(kept["tests"]))
+    )
+    spectrum = Spectrum(kept["failing"], kept["passing"], failed, passed, frozenset(kept["tests"]))
     return Case(corpus, name, texts, test, spectrum, row["texts"][test.name], **truth)
 
 
@@ -157,7 +156,7 @@ def case_of(corpus: str, name: str, texts: Mapping[str, str], row: Mapping[str, 
 def quixbugs(folder: Path) -> list[dict[str, Any]]:
     """The jobs of 40 programs, and of the correct ones with one changed expectation."""
     texts = texts_of(folder, lambda path: path.endswith((".py", ".json")) and "java" not in path)
-    rng, jobs = generator(0, "diagnose", "quixbugs"), []
+    rng, jobs = generator(0, "diagnose", "quixbugs"), list[dict[str, Any]]()
     for path in sorted(texts):
         if not (match := re.fullmatch(r"python_testcases/test_(\w+)\.py", path)):
             continue
@@ -344,7 +343,7 @@ def taken(texts: Mapping[str, str], path: str, jobs: Iterator[dict[str, Any]], c
     before: dict[str, set[str]] = {}
     seen: set[str] = set()
     for _ in range(TRIES // 6):
-        batch = []
+        batch: list[dict[str, Any]] = []
         while len(batch) < 6:
             job = next(jobs)
             if json.dumps(job["files"]) not in seen:
@@ -381,39 +380,37 @@ def cases(folder: Path, name: str) -> list[Case]:
 
 
 def fitted(known: Sequence[Case], penalty: float = 0.5) -> Weights:
-    """Weights that make the true places of ``known`` likely, with a penalty on their squares."""
-    base, choices, lines = Weights(), list[tuple[np.ndarray, np.ndarray]](), list[tuple[np.ndarray, np.ndarray]]()
+    """Weights that make the true places of ``known`` likely, with a penalty on their distance from those set by hand.
+
+    Those of lines stay as they are: which lines a mutant changes says what the operators of the mutants are.
+    """
+    base, choices = Weights.by_hand(), list[tuple[np.ndarray, np.ndarray]]()
     width = len(base.functions)
     for case in known:
-        snapshot = Snapshot(case.texts)
-        found = candidates(case.test, case.spectrum, CodeMap(snapshot))
+        found = candidates(case.test, case.spectrum, CodeMap(Snapshot(case.texts)))
         right = np.array([one.outside if case.kind != "fault" else _holds(case, one.file, one.start, one.end) for one in found])
-        if not right.any():
-            continue
-        rows = np.zeros((len(found), width + len(base.outside)))
-        for at, one in enumerate(found):
-            rows[at, slice(width, None) if one.outside else slice(width)] = one.row
-        choices.append((rows, right))
-        for one, holds in zip(found, right, strict=True):
-            gold = np.isin(one.lines, case.lines)
-            if holds and not one.outside and gold.any():
-                lines.append((line_rows(one, case.test, case.spectrum, snapshot), gold))
-    both, own = _logit(choices, penalty), _logit(lines, penalty)
-    return Weights(*(tuple(round(float(w), 2) for w in part) for part in (both[:width], both[width:], own)))
+        if right.any():
+            rows = np.zeros((len(found), width + len(base.outside)))
+            for at, one in enumerate(found):
+                rows[at, slice(width, None) if one.outside else slice(width)] = one.row
+            choices.append((rows, right))
+    both = _logit(choices, penalty, np.array([*base.functions, *base.outside]))
+    functions, outside = (tuple(round(float(w), 2) for w in part) for part in (both[:width], both[width:]))
+    return replace(base, functions=functions, outside=outside)
 
 
-def _logit(known: Sequence[tuple[np.ndarray, np.ndarray]], penalty: float) -> np.ndarray:
+def _logit(known: Sequence[tuple[np.ndarray, np.ndarray]], penalty: float, prior: np.ndarray) -> np.ndarray:
     """Conditional logit by gradient ascent: in every choice (rows, right) the right rows shall have the share of one."""
-    weight = np.zeros(known[0][0].shape[1])
     scale = np.sqrt(np.mean(np.concatenate([rows for rows, _ in known]) ** 2, axis=0)) + 1e-9
+    weight = start = prior * scale
     for step in range(3000):
-        slope = -penalty * weight
+        slope = penalty * (start - weight)
         for rows, right in known:
-            rows = rows / scale
-            share = _softmax(rows @ weight)
-            slope += (share * right / (share @ right) - share) @ rows
-        weight += 2.0 / (1 + step / 300) * slope / len(known)
-    return weight / scale
+            share = _softmax(rows / scale @ weight)
+            slope += (share * right / (share @ right) - share) @ (rows / scale)
+        weight = weight + 2.0 / (1 + step / 300) * slope / len(known)
+    out: np.ndarray = weight / scale
+    return out
 
 
 def _softmax(score: np.ndarray) -> np.ndarray:
@@ -431,7 +428,7 @@ def _holds(case: Case, file: str, start: int, end: int) -> bool:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an arm says of a case: functions (file, first, last) and lines (file, line), best first; how sure it is of the first."""
+    """What an arm says of a case: functions (file, first, last) and lines (file, line), best first; its confidence."""
 
     places: tuple[tuple[str, int, int], ...]
     lines: tuple[tuple[str, int], ...] = ()
@@ -483,12 +480,13 @@ def by_source(case: Case) -> Answer:
     return Answer(tuple(Localizer().run(Snapshot(case.texts), case.issue).locations))
 
 
+TESTS, FRAME, SOURCE = "pytest --ramify-diagnose", "last frame in the code", "diagnose run, text of the failure"
 ARMS: Mapping[str, Callable[[Case], Answer]] = {
-    "pytest --ramify-diagnose": lambda case: by_tests(case, Weights()),
+    TESTS: lambda case: by_tests(case, Weights()),
     "Ochiai alone": lambda case: by_formula(case, "Ochiai"),
     "DStar alone": lambda case: by_formula(case, "DStar"),
-    "last frame in the code": by_frame,
-    "diagnose run, text of the failure": by_source,
+    FRAME: by_frame,
+    SOURCE: by_source,
 }
 
 
@@ -530,6 +528,29 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return out
 
 
+def said(record: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of docs/claims.md: what was tried, and what was found beside the strongest simple baseline."""
+    rows = []
+    for group, what in {"QuixBugs": "faults of QuixBugs", "packages": "mutants of four packages it was not fitted on"}.items():
+        own, base, frame, source = (record[group][arm] for arm in (TESTS, "Ochiai alone", FRAME, SOURCE))
+        tried = f"The file, function and line of {own['file']['n']} {what}, from their failing tests"
+        found = [
+            f"{metric}: {_share(own[metric])}, by Ochiai alone {_share(base[metric])}"
+            for metric in ("file", "function in 1", "line in 1", "line in 5", "null: accuses code")
+        ]
+        file = f"file from the failure's text: {_share(source['file'])}, by the last frame in the code {_share(frame['file'])}"
+        low, high = own["AUROC"]["interval"]
+        rows.append(
+            [tried, "; ".join([*found, file, f"AUROC of the confidence: {own['AUROC']['value']:.2f} [{low:.2f}, {high:.2f}]"])]
+        )
+    return rows
+
+
+def _share(one: Mapping[str, Any]) -> str:
+    low, high = one["interval"]
+    return f"{one['hits']} of {one['n']} [{low:.2f}, {high:.2f}]"
+
+
 def main() -> None:
     """The command above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -548,11 +569,12 @@ def main() -> None:
         rows = {arm: [judged(case, answer(case)) for case in known] for arm, answer in ARMS.items()}
         record[group] = {arm: summary(one) for arm, one in rows.items()}
         if args.out:
-            record[group]["cases"] = rows["pytest --ramify-diagnose"]
+            record[group]["cases"] = rows[TESTS]
         head = [name for name in record[group]["Ochiai alone"] if name not in ("AUROC", "confidence")]
         shown = [[arm, *(f"{one[name]['hits']}/{one[name]['n']}" for name in head), f"{(one.get('AUROC') or {}).get('value')}"]
                  for arm, one in record[group].items() if arm != "cases"]  # fmt: skip
         print(group, table(["", *head, "AUROC"], shown), sep="\n", flush=True)
+    record["rows"] = said(record)
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -27,7 +27,7 @@ def run(tests: list[str]) -> None:
         def pytest_sessionfinish(self) -> None:
             spectrum = dataclasses.asdict(self._spectrum())
             texts = {name: text[:20_000] for name, text in self.failed.items()}
-            found = {"spectrum": spectrum | {"tests": sorted(self.tests)}, "texts": texts}
+            found: dict[str, object] = {"spectrum": spectrum | {"tests": sorted(self.tests)}, "texts": texts}
             found["failed"] = [dataclasses.asdict(one) for one in [*self.found.values()][:1]]
             Path("one.json").write_text(json.dumps(found), encoding="utf-8")
 
@@ -43,7 +43,7 @@ def main() -> None:
     sys.path[:0] = job["path"]
     sys.dont_write_bytecode = True
     import pytest  # noqa: F401
-    import pytest_timeout  # noqa: F401
+    import pytest_timeout  # type: ignore[import-untyped]  # noqa: F401
 
     import ramify.integrations.pytest.diagnose
     import ramify.integrations.pytest.lines

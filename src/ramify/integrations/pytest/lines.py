@@ -47,7 +47,7 @@ class LineRecorder:
             sys.monitoring.free_tool_id(_TOOL)
         elif self._on:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
         self._on = False
         return {name: sorted(lines) for name, lines in sorted(self._hit.items())}
 
