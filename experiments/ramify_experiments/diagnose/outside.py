@@ -81,7 +81,7 @@ class Package:
 PACKAGES = {
     "inflection": Package("inflection/", "test_inflection.py", fits=True),
     "toolz": Package("toolz/", "toolz/tests/test_{stem}.py", fits=True, only="(dict|iter|func)toolz|recipes|utils"),
-    "cachetools": Package("src/cachetools/", "tests", "src", fits=True),
+    "cachetools": Package("src/cachetools/", "tests", "src", fits=True, skip="not threading and not Threading"),
     "boltons": Package(
         "boltons/", "tests/test_{stem}.py", only="(dict|iter|str|list|set|func|math|time|format|type|name|stats)utils|cacheutils"
     ),
@@ -480,6 +480,29 @@ def by_source(case: Case) -> Answer:
     return Answer(tuple(Localizer().run(Snapshot(case.texts), case.issue).locations))
 
 
+def by_fauxpy(python: Path, folder: Path) -> list[dict[str, Any]]:
+    """Of every program of QuixBugs, whether the first lines that FauxPy names (Ochiai) hold the fault; ``python`` has FauxPy."""
+    texts = texts_of(folder / "QuixBugs", lambda one: one.endswith((".py", ".json")) and "java" not in one)
+    box = find_sandbox(readable=[str(python.parents[1].resolve())])
+    files: dict[str, bytes | str] = {f"tree/{path}": text for path, text in texts.items()}
+    rows = []
+    for job in quixbugs(folder / "QuixBugs"):
+        if job.get("kind", "fault") != "fault":
+            continue
+        options = "--timeout 2 --src python_programs --family sbfl --granularity statement"
+        command = f"cd tree && {python} -m pytest -q {options} {job['tests'][0]}"
+        done = wait_for(box.run(["sh", "-c", command], files=files, limits=LIMITS))
+        _, _, scores = done.stdout.decode("utf-8", "replace").partition("Scores for Ochiai")
+        lines = [
+            (file, int(line))
+            for file, line in re.findall(r"^(\S+\.py) +\| +(\d+) \|", scores.partition("Scores for")[0], re.MULTILINE)
+        ]
+        hits = [any(file == job["file"] and line in job["lines"] for file, line in lines[:top]) for top in TOP]
+        rows.append({"case": job["name"], "file": any(file == job["file"] for file, _ in lines[:1]), "line": hits})
+        print(rows[-1], flush=True)
+    return rows
+
+
 TESTS, FRAME, SOURCE = "pytest --ramify-diagnose", "last frame in the code", "diagnose run, text of the failure"
 ARMS: Mapping[str, Callable[[Case], Answer]] = {
     TESTS: lambda case: by_tests(case, Weights()),
@@ -505,17 +528,19 @@ def judged(case: Case, answer: Answer) -> dict[str, Any]:
     return row
 
 
+def share_of(hits: Sequence[bool]) -> dict[str, Any]:
+    """Hits of n, with a 95 % interval."""
+    return {"hits": sum(hits), "n": len(hits), "interval": clopper_pearson(sum(hits), len(hits)) if hits else None}
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Shares with 95 % intervals, and the AUROC of the confidence."""
     faults, nulls = ([row for row in rows if (row["kind"] == "fault") == side] for side in (True, False))
 
-    def share(hits: Sequence[bool]) -> dict[str, Any]:
-        return {"hits": sum(hits), "n": len(hits), "interval": clopper_pearson(sum(hits), len(hits)) if hits else None}
-
-    out = {"file": share([row["file"] for row in faults]), "names a test": share([row["test"] for row in faults])}
+    out = {"file": share_of([row["file"] for row in faults]), "names a test": share_of([row["test"] for row in faults])}
     for what in ("function", "line"):
-        out |= {f"{what} in {top}": share([row[what][at] for row in faults]) for at, top in enumerate(TOP)}
-    out["null: accuses code"] = share([not row["right"] for row in nulls])
+        out |= {f"{what} in {top}": share_of([row[what][at] for row in faults]) for at, top in enumerate(TOP)}
+    out["null: accuses code"] = share_of([not row["right"] for row in nulls])
     sure = [row for row in rows if row["confidence"] is not None]
     if sure:
         known = [row["confidence"] for row in sure], [row["right"] for row in sure]
@@ -556,6 +581,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fit", action="store_true", help="print weights, fitted on the packages for it")
+    parser.add_argument(
+        "--fauxpy", type=Path, metavar="PYTHON", help="an interpreter with fauxpy and pytest-timeout: as a baseline"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.fit:
@@ -574,6 +602,14 @@ def main() -> None:
         shown = [[arm, *(f"{one[name]['hits']}/{one[name]['n']}" for name in head), f"{(one.get('AUROC') or {}).get('value')}"]
                  for arm, one in record[group].items() if arm != "cases"]  # fmt: skip
         print(group, table(["", *head, "AUROC"], shown), sep="\n", flush=True)
+    if args.fauxpy:
+        rows = by_fauxpy(args.fauxpy.absolute(), args.folder)
+        shares_of = {
+            "file": [row["file"] for row in rows],
+            **{f"line in {top}": [row["line"][at] for row in rows] for at, top in enumerate(TOP)},
+        }
+        record["QuixBugs"]["FauxPy 0.7.0, Ochiai"] = {name: share_of(hits) for name, hits in shares_of.items()}
+        print("FauxPy", record["QuixBugs"]["FauxPy 0.7.0, Ochiai"])
     record["rows"] = said(record)
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

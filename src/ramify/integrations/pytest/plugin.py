@@ -36,7 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Run tests marked judge_slot(SLOT) only where JUDGE (a run's folder, or a judge by name) changed since they passed.",
     )
     group.addoption(
-        "--ramify-diagnose", metavar="RUN", help="Look for the bug after each failing test; case files go into this run."
+        "--ramify-diagnose",
+        metavar="RUN",
+        help="Record the lines that tests run, and rank what is behind each failing test; case files go into this run.",
     )
 
 
