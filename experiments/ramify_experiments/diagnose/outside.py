@@ -39,8 +39,8 @@ from ramify.methods.diagnose.localizer import Localizer
 from ramify.methods.diagnose.snapshot import Snapshot
 from ramify.methods.diagnose.spectrum import (
     FailedTest,
+    RankWeights,
     Spectrum,
-    Weights,
     candidates,
     ranked_lines,
     shares,
@@ -67,7 +67,7 @@ INSIDE = Path(__file__).parent / "inside" / "ran.py"
 
 
 @dataclass(frozen=True)
-class Package:
+class TestedPackage:
     """Where a package's code and tests lie in its distribution; ``tests`` may name the file's stem."""
 
     code: str
@@ -79,20 +79,20 @@ class Package:
 
 
 PACKAGES = {
-    "inflection": Package("inflection/", "test_inflection.py", fits=True),
-    "toolz": Package("toolz/", "toolz/tests/test_{stem}.py", fits=True, only="(dict|iter|func)toolz|recipes|utils"),
-    "cachetools": Package("src/cachetools/", "tests", "src", fits=True, skip="not threading and not Threading"),
-    "boltons": Package(
+    "inflection": TestedPackage("inflection/", "test_inflection.py", fits=True),
+    "toolz": TestedPackage("toolz/", "toolz/tests/test_{stem}.py", fits=True, only="(dict|iter|func)toolz|recipes|utils"),
+    "cachetools": TestedPackage("src/cachetools/", "tests", "src", fits=True, skip="not threading and not Threading"),
+    "boltons": TestedPackage(
         "boltons/", "tests/test_{stem}.py", only="(dict|iter|str|list|set|func|math|time|format|type|name|stats)utils|cacheutils"
     ),
-    "parse": Package("parse/", "tests"),
-    "tabulate": Package("tabulate.py", "test"),
-    "more_itertools": Package("more_itertools/", "tests/test_{stem}.py", only="recipes"),
+    "parse": TestedPackage("parse/", "tests"),
+    "tabulate": TestedPackage("tabulate.py", "test"),
+    "more_itertools": TestedPackage("more_itertools/", "tests/test_{stem}.py", only="recipes"),
 }
 
 
 @dataclass(frozen=True)
-class Case:
+class OutsideCase:
     """One failure of known cause: the first failing test, and where its fault is (nothing of a null)."""
 
     corpus: str
@@ -136,7 +136,7 @@ def boxed(texts: Mapping[str, str], cases: Sequence[Mapping[str, Any]], path: st
     return json.loads(done.files["done.json"]) if "done.json" in done.files else [{}] * len(cases)
 
 
-def case_of(corpus: str, name: str, texts: Mapping[str, str], row: Mapping[str, Any], **truth: Any) -> Case | None:
+def case_of(corpus: str, name: str, texts: Mapping[str, str], row: Mapping[str, Any], **truth: Any) -> OutsideCase | None:
     """A recorded session as a case; None where no test failed."""
     if not row.get("failed"):
         return None
@@ -147,7 +147,7 @@ def case_of(corpus: str, name: str, texts: Mapping[str, str], row: Mapping[str, 
         {file: {int(k): v for k, v in lines.items()} for file, lines in kept[side].items()} for side in ("failed", "passed")
     )
     spectrum = Spectrum(kept["failing"], kept["passing"], failed, passed, frozenset(kept["tests"]))
-    return Case(corpus, name, texts, test, spectrum, row["texts"][test.name], **truth)
+    return OutsideCase(corpus, name, texts, test, spectrum, row["texts"][test.name], **truth)
 
 
 # -- QuixBugs ------------------------------------------------------------------------------------------------------------------
@@ -210,13 +210,13 @@ def other(value: Any) -> Any:
 # -- mutants and nulls of packages ---------------------------------------------------------------------------------------------
 
 
-def tests_for(package: Package, path: str, texts: Mapping[str, str]) -> list[str]:
+def tests_for(package: TestedPackage, path: str, texts: Mapping[str, str]) -> list[str]:
     """The tests to run for a file of the package."""
     named = package.tests.format(stem=Path(path).stem)
     return [named, "-k", package.skip] if any(one == named or one.startswith(named + "/") for one in texts) else []
 
 
-def mutant_jobs(name: str, package: Package, texts: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def mutant_jobs(name: str, package: TestedPackage, texts: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Mutants in a seeded order, without end."""
     rng = generator(0, "diagnose", "outside", name)
     functions = [
@@ -259,7 +259,7 @@ MISSING = {
 }
 
 
-def null_jobs(name: str, package: Package, texts: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def null_jobs(name: str, package: TestedPackage, texts: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Tests with a wrong expectation, and tests that need what is not there, by turns; without end."""
     rng = generator(0, "diagnose", "null", name)
     known = {
@@ -364,7 +364,7 @@ def taken(texts: Mapping[str, str], path: str, jobs: Iterator[dict[str, Any]], c
     return kept
 
 
-def cases(folder: Path, name: str) -> list[Case]:
+def cases(folder: Path, name: str) -> list[OutsideCase]:
     """The cases of a corpus."""
     texts, rows = recorded(folder, name)
     found = []
@@ -379,12 +379,12 @@ def cases(folder: Path, name: str) -> list[Case]:
 # -- fitting -------------------------------------------------------------------------------------------------------------------
 
 
-def fitted(known: Sequence[Case], penalty: float = 0.5) -> Weights:
-    """Weights that make the true places of ``known`` likely, with a penalty on their distance from those set by hand.
+def fitted(known: Sequence[OutsideCase], penalty: float = 0.5) -> RankWeights:
+    """RankWeights that make the true places of ``known`` likely, with a penalty on their distance from those set by hand.
 
     Those of lines stay as they are: which lines a mutant changes says what the operators of the mutants are.
     """
-    base, choices = Weights.by_hand(), list[tuple[np.ndarray, np.ndarray]]()
+    base, choices = RankWeights.by_hand(), list[tuple[np.ndarray, np.ndarray]]()
     width = len(base.functions)
     for case in known:
         found = candidates(case.test, case.spectrum, CodeMap(Snapshot(case.texts)))
@@ -419,7 +419,7 @@ def _softmax(score: np.ndarray) -> np.ndarray:
     return out
 
 
-def _holds(case: Case, file: str, start: int, end: int) -> bool:
+def _holds(case: OutsideCase, file: str, start: int, end: int) -> bool:
     return file == case.file and any(start <= line <= end for line in case.lines)
 
 
@@ -427,7 +427,7 @@ def _holds(case: Case, file: str, start: int, end: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RankedPlaces:
     """What an arm says of a case: functions (file, first, last) and lines (file, line), best first; its confidence."""
 
     places: tuple[tuple[str, int, int], ...]
@@ -435,17 +435,17 @@ class Answer:
     confidence: float | None = None
 
 
-def by_tests(case: Case, weights: Weights) -> Answer:
+def by_tests(case: OutsideCase, weights: RankWeights) -> RankedPlaces:
     """What ``pytest --ramify-diagnose`` says."""
     snapshot = Snapshot(case.texts)
     found = candidates(case.test, case.spectrum, CodeMap(snapshot))
     share = shares(found, weights)
     best = [found[at] for at in np.argsort(-share, kind="stable")[:5]]
     lines = [(one.file, line) for one in best for line in ranked_lines(one, case.test, case.spectrum, snapshot, weights)[:5]]
-    return Answer(tuple((one.file, one.start, one.end) for one in best), tuple(lines), float(share.max()))
+    return RankedPlaces(tuple((one.file, one.start, one.end) for one in best), tuple(lines), float(share.max()))
 
 
-def by_formula(case: Case, formula: str) -> Answer:
+def by_formula(case: OutsideCase, formula: str) -> RankedPlaces:
     """Ochiai's or DStar's suspicion alone, ties in the order of files and lines, as the tools have it."""
     code, spectrum = CodeMap(Snapshot(case.texts)), case.spectrum
 
@@ -464,20 +464,20 @@ def by_formula(case: Case, formula: str) -> Answer:
     ]
     ran.sort(key=lambda one: (-score(*one), one))
     places = [(file, symbol.start, symbol.end) for file, line in ran if (symbol := code.symbol(file, line, line)) is not None]
-    return Answer(tuple(dict.fromkeys(places)), tuple(ran), score(*ran[0]) if ran and formula == "Ochiai" else None)
+    return RankedPlaces(tuple(dict.fromkeys(places)), tuple(ran), score(*ran[0]) if ran and formula == "Ochiai" else None)
 
 
-def by_frame(case: Case) -> Answer:
+def by_frame(case: OutsideCase) -> RankedPlaces:
     """The last frame of the traceback that is not in a test, else the test."""
     inside = [one for one in case.test.frames if one[0] in case.texts and not case.spectrum.is_test(one[0])]
     file, line = inside[-1] if inside else (case.test.file, case.test.line)
     symbol = CodeMap(Snapshot(case.texts)).symbol(file, line, line)
-    return Answer(((file, symbol.start, symbol.end) if symbol else (file, line, line),), ((file, line),))
+    return RankedPlaces(((file, symbol.start, symbol.end) if symbol else (file, line, line),), ((file, line),))
 
 
-def by_source(case: Case) -> Answer:
+def by_source(case: OutsideCase) -> RankedPlaces:
     """What ``ramify diagnose run`` says of the failure's text."""
-    return Answer(tuple(Localizer().run(Snapshot(case.texts), case.issue).locations))
+    return RankedPlaces(tuple(Localizer().run(Snapshot(case.texts), case.issue).locations))
 
 
 def by_fauxpy(python: Path, folder: Path) -> list[dict[str, Any]]:
@@ -504,8 +504,8 @@ def by_fauxpy(python: Path, folder: Path) -> list[dict[str, Any]]:
 
 
 TESTS, FRAME, SOURCE = "pytest --ramify-diagnose", "last frame in the code", "diagnose run, text of the failure"
-ARMS: Mapping[str, Callable[[Case], Answer]] = {
-    TESTS: lambda case: by_tests(case, Weights()),
+ARMS: Mapping[str, Callable[[OutsideCase], RankedPlaces]] = {
+    TESTS: lambda case: by_tests(case, RankWeights()),
     "Ochiai alone": lambda case: by_formula(case, "Ochiai"),
     "DStar alone": lambda case: by_formula(case, "DStar"),
     FRAME: by_frame,
@@ -513,7 +513,7 @@ ARMS: Mapping[str, Callable[[Case], Answer]] = {
 }
 
 
-def judged(case: Case, answer: Answer) -> dict[str, Any]:
+def judged(case: OutsideCase, answer: RankedPlaces) -> dict[str, Any]:
     """Whether an answer is right: file, function and line among the first; of a null, whether it names the test."""
     first = answer.places[:1]
     row: dict[str, Any] = {"case": case.name, "kind": case.kind, "confidence": answer.confidence}

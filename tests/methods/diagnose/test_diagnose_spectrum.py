@@ -17,9 +17,9 @@ from ramify.methods.diagnose.spectrum import (
     LINE_FEATURES,
     OUTSIDE,
     FailedTest,
+    RankWeights,
     Spectrum,
     SpectrumLocalizer,
-    Weights,
     candidates,
     shares,
 )
@@ -140,7 +140,7 @@ def test_what_the_test_ran_is_ranked_beside_the_test_itself() -> None:
     test = FailedTest("tests/test_ends.py::test_high", "tests/test_ends.py", 13, "AssertionError", frames, RAN)
     known = candidates(test, spectrum_of(), CodeMap(SNAPSHOT))
     assert [(one.name, one.outside) for one in known] == [("high", False), (test.name, True)]
-    assert shares(known, Weights()).sum() == pytest.approx(1.0)
+    assert shares(known, RankWeights()).sum() == pytest.approx(1.0)
     case, history = SpectrumLocalizer(test, spectrum_of(3)).traced(SNAPSHOT, "it fails", "high")
     assert case.findings[0].location == FAULTY
     assert set(case.findings[0].lines) == {10, 11, 12, 14}
@@ -163,7 +163,7 @@ def test_a_failure_that_ran_nothing_of_the_code_names_the_test() -> None:
 
 
 def test_every_feature_has_a_weight() -> None:
-    known = Weights()
+    known = RankWeights()
     assert [len(known.functions), len(known.outside), len(known.lines)] == [len(FEATURES), len(OUTSIDE), len(LINE_FEATURES)]
 
 

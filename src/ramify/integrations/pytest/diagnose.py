@@ -25,11 +25,11 @@ _RAN = "ramify_ran"
 
 
 def joined(args: tuple[str, ...]) -> list[str] | None:
-    """The arguments with ``--ramify-diagnose=RUN`` in the place of ``--ramify-diagnose RUN``; None where RUN is not there yet.
+    """The arguments with ``--ramify-diagnose=RUN`` instead of ``--ramify-diagnose RUN``; None where RUN is not there yet.
 
     pytest looks for its root and its settings before it knows this option, and takes a folder after a space for one with tests.
     """
-    at = next((at for at, one in enumerate(args[:-1]) if one == OPTION), None)
+    at = next((at for at, given in enumerate(args[:-1]) if given == OPTION), None)
     if at is None or not Path(args[at + 1]).exists():
         return None
     return [*args[:at], f"{OPTION}={args[at + 1]}", *args[at + 2 :]]
@@ -62,8 +62,8 @@ class RecordLines:
         if report.when == "call" and item.stash.get(_recorded, False):
             facts: dict[str, Any] = {"ran": self.recorder.stop(), "doctest": type(item).__name__ == "DoctestItem"}
             if report.failed and call.excinfo is not None:
-                frames = [(self.named(str(one.path)), one.lineno + 1) for one in call.excinfo.traceback]
-                facts |= {"error": call.excinfo.typename, "frames": [one for one in frames if one[0]]}
+                frames = [(self.named(str(entry.path)), entry.lineno + 1) for entry in call.excinfo.traceback]
+                facts |= {"error": call.excinfo.typename, "frames": [frame for frame in frames if frame[0]]}
             setattr(report, _RAN, facts)
         return report
 
@@ -156,8 +156,8 @@ class Diagnose:
 def _places(case: CaseFile) -> str:
     """The likeliest places of a case file in a line."""
     said = []
-    for one in case.findings[:3]:
-        lines = f" (line {', '.join(map(str, one.lines[:3]))})" if one.lines else ""
-        likely = "" if one.confidence is None else f" {one.confidence:.0%}"
-        said.append(f"{one.location}{lines}{likely}")
+    for place in case.findings[:3]:
+        lines = f" (line {', '.join(map(str, place.lines[:3]))})" if place.lines else ""
+        likely = "" if place.confidence is None else f" {place.confidence:.0%}"
+        said.append(f"{place.location}{lines}{likely}")
     return "; ".join(said) or "no place was found"

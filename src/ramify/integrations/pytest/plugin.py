@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--ramify-diagnose",
         metavar="RUN",
-        help="Record the lines that tests run, and rank what is behind each failing test; case files go into this run.",
+        help="Record the lines that tests run, and rank the causes of each failing test; case files go into this run.",
     )
 
 

@@ -353,18 +353,18 @@ def taken_names(text: str, lines: tuple[int, ...]) -> tuple[TakenName, ...]:
         }
         used |= names
         pending += [top[name] for name in sorted(names & top.keys())]
-    found: list[TakenName] = []
+    taken: list[TakenName] = []
 
     def visit(body: Sequence[ast.stmt], off: bool) -> None:
         for node in body:
             if isinstance(node, ast.ImportFrom):
-                found.extend(
+                taken.extend(
                     TakenName(node.module or "", node.level, alias.name, off)
                     for alias in node.names
                     if not lines or (alias.asname or alias.name) in used or alias.name == "*"
                 )
             elif isinstance(node, ast.Import):
-                found.extend(
+                taken.extend(
                     TakenName(alias.name, 0, "", off)
                     for alias in node.names
                     if not lines or (alias.asname or alias.name.partition(".")[0]) in used
@@ -374,10 +374,10 @@ def taken_names(text: str, lines: tuple[int, ...]) -> tuple[TakenName, ...]:
                 visit(node.orelse, off)
             elif isinstance(node, ast.Try):
                 visit(node.body, off)
-                visit([inner for one in node.handlers for inner in one.body], True)
+                visit([inner for handler in node.handlers for inner in handler.body], True)
 
     visit([*tree.body, *(inner for node in done for inner in getattr(node, "body", ()))], False)
-    return tuple(sorted(dict.fromkeys(found), key=lambda one: one.off))
+    return tuple(sorted(dict.fromkeys(taken), key=lambda name: name.off))
 
 
 def words(text: str) -> list[str]:

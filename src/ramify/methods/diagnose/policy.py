@@ -586,7 +586,7 @@ def _imports(lines: tuple[tuple[int, str], ...]) -> tuple[tuple[str, frozenset[s
 # -- what a failing test tests ---------------------------------------------------------------------------------------------------
 
 
-def tested(found: Gathered) -> dict[str, dict[str, bool]]:
+def tested(gathered: Gathered) -> dict[str, dict[str, bool]]:
     """File -> names that the failing tests of the issue take from it, and whether they do so under a flag that may be off.
 
     A test is where a failure shows: its frames lead to what it imports. A name that a package hands on is followed into the
@@ -594,59 +594,61 @@ def tested(found: Gathered) -> dict[str, dict[str, bool]]:
     """
     out: dict[str, dict[str, bool]] = {}
     frames: dict[str, list[int]] = {}
-    for name, line in named(found.issue).frames:
-        path = next((one for one in found.lines if _same(one, name)), None)
+    for name, line in named(gathered.issue).frames:
+        path = next((known for known in gathered.lines if _same(known, name)), None)
         if path is not None and is_test(path):
             frames.setdefault(path, []).append(line)
     for path, lines in frames.items():
-        for one in taken_names(_text(found, path), tuple(lines)):
-            for file, name in _defined_in(found, path, one):
+        for taken in taken_names(_text(gathered, path), tuple(lines)):
+            for file, name in _defined_in(gathered, path, taken):
                 known = out.setdefault(file, {})
-                known[name] = known.get(name, True) and one.off
+                known[name] = known.get(name, True) and taken.off
     return out
 
 
-def _tested_bonus(one: Seen, taken: Mapping[str, Mapping[str, bool]]) -> float:
+def _tested_bonus(function: Seen, taken: Mapping[str, Mapping[str, bool]]) -> float:
     """What a function's score gains because a failing test takes it, or a module with a name of the test, from its file."""
-    if is_test(one.file):
+    if is_test(function.file):
         return -TESTED
-    names = taken.get(one.file, {})
-    off = names.get(one.name, all(names.values()))
-    return 0.0 if not names or off else TESTED if one.name in names else TESTED / 2
+    names = taken.get(function.file, {})
+    off = names.get(function.name, all(names.values()))
+    return 0.0 if not names or off else TESTED if function.name in names else TESTED / 2
 
 
-def _text(found: Gathered, path: str) -> str:
-    shown = found.lines[path]
+def _text(gathered: Gathered, path: str) -> str:
+    shown = gathered.lines[path]
     return "\n".join(shown.get(line, "") for line in range(1, max(shown, default=0) + 1))
 
 
-def _defined_in(found: Gathered, path: str, one: TakenName, deep: int = 3) -> list[tuple[str, str]]:
-    """(file, name) of what a test takes: a module, or a name in one."""
-    folder = path.split("/")[: -one.level] if one.level else []
-    stem = "/".join([*folder, *(part for part in one.module.split(".") if part)])
+def _defined_in(gathered: Gathered, path: str, wanted: TakenName, deep: int = 3) -> list[tuple[str, str]]:
+    """(file, name) of what a test takes: a module, or a name in it."""
+    folder = path.split("/")[: -wanted.level] if wanted.level else []
+    stem = "/".join([*folder, *(part for part in wanted.module.split(".") if part)])
 
     def file(tail: str) -> str | None:
         ends = (f"{tail}.py", f"{tail}/__init__.py")
         near = [
-            known for known in found.paths if any(known == end or (not one.level and known.endswith("/" + end)) for end in ends)
+            known
+            for known in gathered.paths
+            if any(known == end or (not wanted.level and known.endswith("/" + end)) for end in ends)
         ]
         return min(near, key=lambda known: (is_test(known), len(known), known), default=None)
 
-    if one.name and (module := file(f"{stem}/{one.name}" if stem else one.name)) is not None:
+    if wanted.name and (module := file(f"{stem}/{wanted.name}" if stem else wanted.name)) is not None:
         return [(module, "")]
     home = file(stem) if stem else None
     if home is None:
         return []
-    if home.endswith("__init__.py") and home in found.lines and deep:
+    if home.endswith("__init__.py") and home in gathered.lines and deep:
         further = [
             place
-            for inner in taken_names(_text(found, home), ())
-            if inner.name in (one.name, "*")
-            for place in _defined_in(found, home, TakenName(inner.module, inner.level, one.name), deep - 1)
+            for inner in taken_names(_text(gathered, home), ())
+            if inner.name in (wanted.name, "*")
+            for place in _defined_in(gathered, home, TakenName(inner.module, inner.level, wanted.name), deep - 1)
         ]
         if further:
             return further
-    return [(home, one.name)]
+    return [(home, wanted.name)]
 
 
 # -- the policy ----------------------------------------------------------------------------------------------------------------
@@ -680,7 +682,7 @@ class RulePolicy:
             return np.zeros(0)
         score = rows @ np.array(self.weights.functions) + [self._jitter(one.file, one.name) for one in functions]
         if taken := tested(found):
-            score += [_tested_bonus(one, taken) for one in functions]
+            score += [_tested_bonus(function, taken) for function in functions]
         share = np.exp(score - score.max())
         out: np.ndarray = share / share.sum()
         return out
@@ -711,7 +713,7 @@ class RulePolicy:
             path = next((one for one in found.paths if _same(one, name)), None)
             if path and (step := self._look(found, path, [line] if line else [])):
                 return step
-        for path in sorted(taken := tested(found), key=lambda one: all(taken[one].values())):
+        for path in sorted(taken := tested(found), key=lambda known: all(taken[known].values())):
             if path not in found.lines and (step := self._look(found, path, [])):
                 return step
         if "codebase_search" in found.tools:
@@ -821,7 +823,7 @@ class RulePolicy:
                     )
                 ]
             )
-        code = np.array([not is_test(one.file) for one in functions])
+        code = np.array([not is_test(function.file) for function in functions])
         if named(found.issue).frames and code.any():  # a test is where a failure shows
             belief = np.where(code, belief, 0.0)
         best = functions[int(belief.argmax())]

@@ -107,7 +107,7 @@ class Spectrum:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Suspect:
     """A function that the failing test ran (``outside`` False), or the test itself; ``row``: its features."""
 
     file: str
@@ -121,7 +121,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Weights:
+class RankWeights:
     """Of :data:`FEATURES`, :data:`OUTSIDE` and :data:`LINE_FEATURES`; those of lines were set by hand and are not fitted."""
 
     functions: tuple[float, ...] = (1.0, 3.0, 1.0, 0.5, 1.0, 1.0, 1.0, 0.3, -4.0)
@@ -129,12 +129,12 @@ class Weights:
     lines: tuple[float, ...] = (3.0, 1.0, 0.7, 0.5, 0.2, 0.2, 0.2, -2.0, -2.0)
 
     @classmethod
-    def by_hand(cls) -> Weights:
+    def by_hand(cls) -> RankWeights:
         """As they were set before anything was measured."""
         return cls((1.0, 3.0, 1.0, 0.5, 1.0, 1.0, 1.0, 0.3, -4.0), (0.0, -2.0, 2.0, 1.0, 1.0, 0.5))
 
 
-def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap) -> list[Candidate]:
+def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap) -> list[Suspect]:
     """Every function that the test ran, and last the test itself."""
     held: dict[tuple[str, Symbol], list[int]] = {}
     for file, lines in test.ran.items():
@@ -152,15 +152,15 @@ def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap) -> list[Cand
     suspicion = {key: max(spectrum.ochiai(key[0], line) for line in lines) for key, lines in held.items()}
     highest = max(suspicion.values(), default=0.0)
     inside = [at for at, (file, _) in enumerate(test.frames) if not spectrum.is_test(file)]
-    found = []
-    for (file, symbol), ran in sorted(held.items(), key=lambda one: (one[0][0], one[0][1].start)):
+    suspects = []
+    for (file, symbol), ran in sorted(held.items(), key=lambda item: (item[0][0], item[0][1].start)):
         short = symbol.name.rpartition(".")[2]
         named = words(symbol.name)
         within = [at for at in inside if test.frames[at][0] == file and test.frames[at][1] in ran]
-        own = suspicion[file, symbol]
+        highest_here = suspicion[file, symbol]
         row = (
-            own,
-            math.log(own / highest),
+            highest_here,
+            math.log(highest_here / highest),
             max(spectrum.failed[file].get(line, 0) for line in ran) / spectrum.failing,
             float(bool(within)),
             float(bool(within) and within[-1] == inside[-1]),
@@ -169,7 +169,7 @@ def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap) -> list[Cand
             math.log1p(len(ran)),
             float(spectrum.is_test(file)),
         )
-        found.append(Candidate(file, symbol.name, symbol.start, symbol.end, tuple(ran), row))
+        suspects.append(Suspect(file, symbol.name, symbol.start, symbol.end, tuple(ran), row))
     best = max(suspicion, key=lambda key: suspicion[key], default=None)
     passing = 0 if best is None else min(spectrum.passed.get(best[0], {}).get(line, 0) for line in held[best])
     outer = (
@@ -181,33 +181,33 @@ def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap) -> list[Cand
         math.log1p(passing),
     )
     start, end = (itself.start, itself.end) if itself is not None else (test.line, test.line)
-    return [*found, Candidate(test.file, test.name, start, end, (test.line,), outer, outside=True)]
+    return [*suspects, Suspect(test.file, test.name, start, end, (test.line,), outer, outside=True)]
 
 
 def _text(snapshot: Snapshot, file: str, symbol: Symbol | None) -> str:
     return "" if symbol is None else "\n".join(snapshot.lines(file)[symbol.start - 1 : symbol.end])
 
 
-def shares(found: Sequence[Candidate], weights: Weights) -> np.ndarray:
+def shares(suspects: Sequence[Suspect], weights: RankWeights) -> np.ndarray:
     """(candidates,): the probability of each."""
-    score = np.array([np.dot(weights.outside if one.outside else weights.functions, one.row) for one in found])
+    score = np.array([np.dot(weights.outside if suspect.outside else weights.functions, suspect.row) for suspect in suspects])
     share = np.exp(score - score.max())
     out: np.ndarray = share / share.sum()
     return out
 
 
-def line_rows(one: Candidate, test: FailedTest, spectrum: Spectrum, snapshot: Snapshot) -> np.ndarray:
+def line_rows(suspect: Suspect, test: FailedTest, spectrum: Spectrum, snapshot: Snapshot) -> np.ndarray:
     """(lines, features): see :data:`LINE_FEATURES`."""
-    suspicion = [spectrum.ochiai(one.file, line) for line in one.lines]
+    suspicion = [spectrum.ochiai(suspect.file, line) for line in suspect.lines]
     highest = max(suspicion)
-    frames = [line for file, line in test.frames if file == one.file and line in one.lines]
+    frames = [line for file, line in test.frames if file == suspect.file and line in suspect.lines]
     last = frames[-1] if frames else 0
     rows = []
-    for line, own in zip(one.lines, suspicion, strict=True):
-        text = snapshot.lines(one.file)[line - 1].strip() if line <= len(snapshot.lines(one.file)) else ""
+    for line, score in zip(suspect.lines, suspicion, strict=True):
+        text = snapshot.lines(suspect.file)[line - 1].strip() if line <= len(snapshot.lines(suspect.file)) else ""
         code = re.sub(r"'[^']*'|\"[^\"]*\"|#.*", "''", text)
         rows.append([
-            math.log(own / highest),
+            math.log(score / highest),
             float(line == last),
             float(bool(re.search(r"[<>=!]=|[<>]|\b(if|elif|while|and|or|not|in|is)\b", code))),
             float(bool(re.search(r"[\w)\]]\s*(//|[-+*/%])\s*[\w(]|\w\[", code))),
@@ -220,19 +220,21 @@ def line_rows(one: Candidate, test: FailedTest, spectrum: Spectrum, snapshot: Sn
     return np.array(rows)
 
 
-def ranked_lines(one: Candidate, test: FailedTest, spectrum: Spectrum, snapshot: Snapshot, weights: Weights) -> tuple[int, ...]:
+def ranked_lines(
+    suspect: Suspect, test: FailedTest, spectrum: Spectrum, snapshot: Snapshot, weights: RankWeights
+) -> tuple[int, ...]:
     """The lines of a candidate that the failing test ran, the most suspicious first."""
-    if one.outside:
-        return one.lines
-    score = line_rows(one, test, spectrum, snapshot) @ np.array(weights.lines)
-    return tuple(one.lines[at] for at in np.argsort(-score, kind="stable"))
+    if suspect.outside:
+        return suspect.lines
+    score = line_rows(suspect, test, spectrum, snapshot) @ np.array(weights.lines)
+    return tuple(suspect.lines[at] for at in np.argsort(-score, kind="stable"))
 
 
 class SpectrumLocalizer:
     """Localizes one failing test by what it and the others ran; :class:`ramify.methods.diagnose.record` keeps what it finds."""
 
-    def __init__(self, test: FailedTest, spectrum: Spectrum, weights: Weights | None = None) -> None:
-        self.test, self.spectrum, self.weights = test, spectrum, weights or Weights()
+    def __init__(self, test: FailedTest, spectrum: Spectrum, weights: RankWeights | None = None) -> None:
+        self.test, self.spectrum, self.weights = test, spectrum, weights or RankWeights()
 
     def key(self, snapshot: Snapshot, issue: str) -> str:
         """Stable hash of all that decides a localization."""
@@ -242,28 +244,28 @@ class SpectrumLocalizer:
         self, repo: Snapshot, issue: str, issue_id: str = "", progress: Callable[[int], object] = lambda turn: None
     ) -> tuple[CaseFile, list[Message]]:
         """The case file, and it as a conversation of a question and an answer."""
-        found = candidates(self.test, self.spectrum, CodeMap(repo))
-        share = shares(found, self.weights)
+        suspects = candidates(self.test, self.spectrum, CodeMap(repo))
+        share = shares(suspects, self.weights)
         order = np.argsort(-share, kind="stable")[:MOST]
-        best = [at for rank, at in enumerate(order) if found[at].file in repo and (not rank or share[at] >= LEAST)]
-        made = tuple(replace(self._diagnosis(found[at], repo), confidence=float(share[at])) for at in best)
+        best = [at for rank, at in enumerate(order) if suspects[at].file in repo and (not rank or share[at] >= LEAST)]
+        findings = tuple(replace(self._diagnosis(suspects[at], repo), confidence=float(share[at])) for at in best)
         case = CaseFile(
-            issue_id, repo.name, repo.commit, findings=made, meta=BugSearch(by=BY_TESTS, answered=bool(made)), issue=issue
+            issue_id, repo.name, repo.commit, findings=findings, meta=BugSearch(by=BY_TESTS, answered=bool(findings)), issue=issue
         )
-        said = "\n".join(f"{one.location}: {one.location_explanation}" for one in made) or "No place was found."
+        said = "\n".join(f"{finding.location}: {finding.location_explanation}" for finding in findings) or "No place was found."
         return case, [Message("user", issue), Message("assistant", said)]
 
-    def _diagnosis(self, one: Candidate, snapshot: Snapshot) -> Diagnosis:
+    def _diagnosis(self, suspect: Suspect, snapshot: Snapshot) -> Diagnosis:
         test, spectrum = self.test, self.spectrum
-        if one.outside:
+        if suspect.outside:
             why = f"The test itself, or something outside the code{f' ({test.error})' if test.error else ''}."
-            return Diagnosis(one.file, one.start, one.end, why, lines=one.lines)
-        lines = ranked_lines(one, test, spectrum, snapshot, self.weights)[:MOST]
-        top = max(one.lines, key=lambda line: spectrum.ochiai(one.file, line))
-        failed, passed = spectrum.failed[one.file].get(top, 0), spectrum.passed.get(one.file, {}).get(top, 0)
+            return Diagnosis(suspect.file, suspect.start, suspect.end, why, lines=suspect.lines)
+        lines = ranked_lines(suspect, test, spectrum, snapshot, self.weights)[:MOST]
+        top = max(suspect.lines, key=lambda line: spectrum.ochiai(suspect.file, line))
+        failed, passed = spectrum.failed[suspect.file].get(top, 0), spectrum.passed.get(suspect.file, {}).get(top, 0)
         why = (
-            f"`{one.name}`: line {top} ran in {failed} of {spectrum.failing} failing and {passed} of {spectrum.passing} passing "
-            f"tests (suspicion {spectrum.ochiai(one.file, top):.2f}). Look at line{'s' if len(lines) > 1 else ''} "
+            f"`{suspect.name}`: line {top} ran in {failed} of {spectrum.failing} failing and {passed} of {spectrum.passing} passing "
+            f"tests (suspicion {spectrum.ochiai(suspect.file, top):.2f}). Look at line{'s' if len(lines) > 1 else ''} "
             f"{', '.join(map(str, lines))} first."
         )
-        return Diagnosis(one.file, one.start, one.end, why, lines=lines)
+        return Diagnosis(suspect.file, suspect.start, suspect.end, why, lines=lines)
