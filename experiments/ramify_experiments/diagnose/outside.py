@@ -81,7 +81,6 @@ class TestedPackage:
 PACKAGES = {
     "inflection": TestedPackage("inflection/", "test_inflection.py", fits=True),
     "toolz": TestedPackage("toolz/", "toolz/tests/test_{stem}.py", fits=True, only="(dict|iter|func)toolz|recipes|utils"),
-    "cachetools": TestedPackage("src/cachetools/", "tests", "src", fits=True, skip="not threading and not Threading"),
     "boltons": TestedPackage(
         "boltons/", "tests/test_{stem}.py", only="(dict|iter|str|list|set|func|math|time|format|type|name|stats)utils|cacheutils"
     ),
@@ -603,13 +602,11 @@ def main() -> None:
                  for arm, one in record[group].items() if arm != "cases"]  # fmt: skip
         print(group, table(["", *head, "AUROC"], shown), sep="\n", flush=True)
     if args.fauxpy:
-        rows = by_fauxpy(args.fauxpy.absolute(), args.folder)
-        shares_of = {
-            "file": [row["file"] for row in rows],
-            **{f"line in {top}": [row["line"][at] for row in rows] for at, top in enumerate(TOP)},
-        }
-        record["QuixBugs"]["FauxPy 0.7.0, Ochiai"] = {name: share_of(hits) for name, hits in shares_of.items()}
-        print("FauxPy", record["QuixBugs"]["FauxPy 0.7.0, Ochiai"])
+        fauxpy = by_fauxpy(args.fauxpy.absolute(), args.folder)
+        hits = {"file": [row["file"] for row in fauxpy]}
+        hits |= {f"line in {top}": [row["line"][at] for row in fauxpy] for at, top in enumerate(TOP)}
+        record["QuixBugs"]["FauxPy 0.7.0, Ochiai"] = {name: share_of(one) for name, one in hits.items()}
+        print("FauxPy", {name: sum(one) for name, one in hits.items()})
     record["rows"] = said(record)
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

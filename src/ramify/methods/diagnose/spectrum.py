@@ -124,8 +124,8 @@ class Suspect:
 class RankWeights:
     """Of :data:`FEATURES`, :data:`OUTSIDE` and :data:`LINE_FEATURES`; those of lines were set by hand and are not fitted."""
 
-    functions: tuple[float, ...] = (1.0, 3.0, 1.0, 0.5, 1.0, 1.0, 1.0, 0.3, -4.0)
-    outside: tuple[float, ...] = (0.0, -2.0, 2.0, 1.0, 1.0, 0.5)
+    functions: tuple[float, ...] = (1.96, 4.38, 1.51, -1.3, 1.47, 0.81, 0.49, 0.11, -4.0)
+    outside: tuple[float, ...] = (0.72, -2.42, 6.45, 3.38, 2.86, -0.04)
     lines: tuple[float, ...] = (3.0, 1.0, 0.7, 0.5, 0.2, 0.2, 0.2, -2.0, -2.0)
 
     @classmethod
@@ -264,8 +264,8 @@ class SpectrumLocalizer:
         top = max(suspect.lines, key=lambda line: spectrum.ochiai(suspect.file, line))
         failed, passed = spectrum.failed[suspect.file].get(top, 0), spectrum.passed.get(suspect.file, {}).get(top, 0)
         why = (
-            f"`{suspect.name}`: line {top} ran in {failed} of {spectrum.failing} failing and {passed} of {spectrum.passing} passing "
-            f"tests (suspicion {spectrum.ochiai(suspect.file, top):.2f}). Look at line{'s' if len(lines) > 1 else ''} "
+            f"`{suspect.name}`: line {top} ran in {failed} of {spectrum.failing} failing and {passed} of {spectrum.passing} "
+            f"passing tests (suspicion {spectrum.ochiai(suspect.file, top):.2f}). Look at line{'s' if len(lines) > 1 else ''} "
             f"{', '.join(map(str, lines))} first."
         )
         return Diagnosis(suspect.file, suspect.start, suspect.end, why, lines=lines)
