@@ -1,6 +1,6 @@
 """``pytest --ramify-diagnose`` and ``ramify diagnose run`` on faults that nobody here chose, and on failures that are no faults.
 
-    python -m ramify_experiments.diagnose.outside DIR [--fit] [--fauxpy PYTHON] [--out repro/diagnose-outside.json]
+    python -m ramify_experiments.diagnose.outside DIR [--fit] [--out repro/diagnose-outside.json]
 
 DIR holds one folder each: ``QuixBugs`` (jkoppel/QuixBugs) and the unpacked source distributions (of toolz, which ships its tests
 in it, the wheel) of :data:`PACKAGES`. Their tests run in a sandbox; what they record is kept in DIR/recorded and read again.
@@ -42,6 +42,7 @@ from ramify.methods.diagnose.spectrum import (
     RankWeights,
     Spectrum,
     candidates,
+    ranked,
     ranked_lines,
     shares,
 )
@@ -386,7 +387,7 @@ def fitted(known: Sequence[OutsideCase], penalty: float = 0.5) -> RankWeights:
     base, choices = RankWeights.by_hand(), list[tuple[np.ndarray, np.ndarray]]()
     width = len(base.functions)
     for case in known:
-        found = candidates(case.test, case.spectrum, CodeMap(Snapshot(case.texts)))
+        found = candidates(case.test, case.spectrum, CodeMap(Snapshot(case.texts)), by_source(case).places)
         right = np.array([one.outside if case.kind != "fault" else _holds(case, one.file, one.start, one.end) for one in found])
         if right.any():
             rows = np.zeros((len(found), width + len(base.outside)))
@@ -437,11 +438,12 @@ class RankedPlaces:
 def by_tests(case: OutsideCase, weights: RankWeights) -> RankedPlaces:
     """What ``pytest --ramify-diagnose`` says."""
     snapshot = Snapshot(case.texts)
-    found = candidates(case.test, case.spectrum, CodeMap(snapshot))
+    found = candidates(case.test, case.spectrum, CodeMap(snapshot), by_source(case).places)
     share = shares(found, weights)
-    best = [found[at] for at in np.argsort(-share, kind="stable")[:5]]
+    order = ranked(found, share)[:5]
+    best = [found[at] for at in order]
     lines = [(one.file, line) for one in best for line in ranked_lines(one, case.test, case.spectrum, snapshot, weights)[:5]]
-    return RankedPlaces(tuple((one.file, one.start, one.end) for one in best), tuple(lines), float(share.max()))
+    return RankedPlaces(tuple((one.file, one.start, one.end) for one in best), tuple(lines), float(share[order[0]]))
 
 
 def by_formula(case: OutsideCase, formula: str) -> RankedPlaces:
@@ -476,30 +478,13 @@ def by_frame(case: OutsideCase) -> RankedPlaces:
 
 def by_source(case: OutsideCase) -> RankedPlaces:
     """What ``ramify diagnose run`` says of the failure's text."""
-    return RankedPlaces(tuple(Localizer().run(Snapshot(case.texts), case.issue).locations))
+    key = case.corpus, case.name, case.kind, case.issue
+    if key not in _LOOKED:
+        _LOOKED[key] = RankedPlaces(tuple(Localizer().run(Snapshot(case.texts), case.issue).locations))
+    return _LOOKED[key]
 
 
-def by_fauxpy(python: Path, folder: Path) -> list[dict[str, Any]]:
-    """Of every program of QuixBugs, whether the first lines that FauxPy names (Ochiai) hold the fault; ``python`` has FauxPy."""
-    texts = texts_of(folder / "QuixBugs", lambda one: one.endswith((".py", ".json")) and "java" not in one)
-    box = find_sandbox(readable=[str(python.parents[1].resolve())])
-    files: dict[str, bytes | str] = {f"tree/{path}": text for path, text in texts.items()}
-    rows = []
-    for job in quixbugs(folder / "QuixBugs"):
-        if job.get("kind", "fault") != "fault":
-            continue
-        options = "--timeout 2 --src python_programs --family sbfl --granularity statement"
-        command = f"cd tree && {python} -m pytest -q {options} {job['tests'][0]}"
-        done = wait_for(box.run(["sh", "-c", command], files=files, limits=LIMITS))
-        _, _, scores = done.stdout.decode("utf-8", "replace").partition("Scores for Ochiai")
-        lines = [
-            (file, int(line))
-            for file, line in re.findall(r"^(\S+\.py) +\| +(\d+) \|", scores.partition("Scores for")[0], re.MULTILINE)
-        ]
-        hits = [any(file == job["file"] and line in job["lines"] for file, line in lines[:top]) for top in TOP]
-        rows.append({"case": job["name"], "file": any(file == job["file"] for file, _ in lines[:1]), "line": hits})
-        print(rows[-1], flush=True)
-    return rows
+_LOOKED: dict[tuple[str, ...], RankedPlaces] = {}
 
 
 TESTS, FRAME, SOURCE = "pytest --ramify-diagnose", "last frame in the code", "diagnose run, text of the failure"
@@ -580,9 +565,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fit", action="store_true", help="print weights, fitted on the packages for it")
-    parser.add_argument(
-        "--fauxpy", type=Path, metavar="PYTHON", help="an interpreter with fauxpy and pytest-timeout: as a baseline"
-    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.fit:
@@ -601,12 +583,6 @@ def main() -> None:
         shown = [[arm, *(f"{one[name]['hits']}/{one[name]['n']}" for name in head), f"{(one.get('AUROC') or {}).get('value')}"]
                  for arm, one in record[group].items() if arm != "cases"]  # fmt: skip
         print(group, table(["", *head, "AUROC"], shown), sep="\n", flush=True)
-    if args.fauxpy:
-        fauxpy = by_fauxpy(args.fauxpy.absolute(), args.folder)
-        hits = {"file": [row["file"] for row in fauxpy]}
-        hits |= {f"line in {top}": [row["line"][at] for row in fauxpy] for at, top in enumerate(TOP)}
-        record["QuixBugs"]["FauxPy 0.7.0, Ochiai"] = {name: share_of(one) for name, one in hits.items()}
-        print("FauxPy", {name: sum(one) for name, one in hits.items()})
     record["rows"] = said(record)
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ramify.base.ids import stable_hash
+from ramify.methods.diagnose.algorithm import Span
 from ramify.methods.diagnose.case import BugSearch, CaseFile, Diagnosis
 from ramify.methods.diagnose.code import CodeMap, Symbol, is_test, words
+from ramify.methods.diagnose.localizer import Localizer
 from ramify.methods.diagnose.snapshot import Snapshot
 from ramify.trace.message import Message
 
@@ -44,6 +46,7 @@ FEATURES = (
     "words of the test's name",
     "lines that ran",
     "file of tests",
+    "named by the source alone",
 )
 """Of a function, as :func:`candidates` gives them."""
 OUTSIDE = (
@@ -124,18 +127,18 @@ class Suspect:
 class RankWeights:
     """Of :data:`FEATURES`, :data:`OUTSIDE` and :data:`LINE_FEATURES`; those of lines were set by hand and are not fitted."""
 
-    functions: tuple[float, ...] = (1.96, 4.38, 1.51, -1.3, 1.47, 0.81, 0.49, 0.11, -4.0)
-    outside: tuple[float, ...] = (0.72, -2.42, 6.45, 3.38, 2.86, -0.04)
+    functions: tuple[float, ...] = (1.98, 4.48, 1.53, -1.03, 0.75, 0.6, 0.43, 0.16, -4.0, 0.65)
+    outside: tuple[float, ...] = (0.76, -2.37, 6.63, 3.45, 2.93, 0.04)
     lines: tuple[float, ...] = (3.0, 1.0, 0.7, 0.5, 0.2, 0.2, 0.2, -2.0, -2.0)
 
     @classmethod
     def by_hand(cls) -> RankWeights:
         """As they were set before anything was measured."""
-        return cls((1.0, 3.0, 1.0, 0.5, 1.0, 1.0, 1.0, 0.3, -4.0), (0.0, -2.0, 2.0, 1.0, 1.0, 0.5))
+        return cls((1.0, 3.0, 1.0, 0.5, 1.0, 1.0, 1.0, 0.3, -4.0, 1.0), (0.0, -2.0, 2.0, 1.0, 1.0, 0.5))
 
 
-def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap) -> list[Suspect]:
-    """Every function that the test ran, and last the test itself."""
+def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap, named: Sequence[Span] = ()) -> list[Suspect]:
+    """Every function that the test ran, and last the test itself; ``named``: places that a look through the source names."""
     held: dict[tuple[str, Symbol], list[int]] = {}
     for file, lines in test.ran.items():
         if file not in code.snapshot or not code.readable(file):
@@ -155,7 +158,7 @@ def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap) -> list[Susp
     suspects = []
     for (file, symbol), ran in sorted(held.items(), key=lambda item: (item[0][0], item[0][1].start)):
         short = symbol.name.rpartition(".")[2]
-        named = words(symbol.name)
+        pieces = words(symbol.name)
         within = [at for at in inside if test.frames[at][0] == file and test.frames[at][1] in ran]
         highest_here = suspicion[file, symbol]
         row = (
@@ -165,9 +168,10 @@ def candidates(test: FailedTest, spectrum: Spectrum, code: CodeMap) -> list[Susp
             float(bool(within)),
             float(bool(within) and within[-1] == inside[-1]),
             float(short in said),
-            sum(word in titled for word in named) / max(1, len(named)),
+            sum(word in titled for word in pieces) / max(1, len(pieces)),
             math.log1p(len(ran)),
             float(spectrum.is_test(file)),
+            float((file, symbol.start, symbol.end) in named),
         )
         suspects.append(Suspect(file, symbol.name, symbol.start, symbol.end, tuple(ran), row))
     best = max(suspicion, key=lambda key: suspicion[key], default=None)
@@ -194,6 +198,15 @@ def shares(suspects: Sequence[Suspect], weights: RankWeights) -> np.ndarray:
     share = np.exp(score - score.max())
     out: np.ndarray = share / share.sum()
     return out
+
+
+def ranked(suspects: Sequence[Suspect], share: np.ndarray) -> list[int]:
+    """Positions of the suspects, the likeliest first; the test itself only where it is likelier than all code together."""
+    order = sorted(range(len(suspects)), key=lambda at: (-share[at], at))
+    outside = next(at for at, suspect in enumerate(suspects) if suspect.outside)
+    if order[0] == outside and share[outside] <= 0.5 and len(order) > 1:
+        order[0], order[1] = order[1], order[0]
+    return order
 
 
 def line_rows(suspect: Suspect, test: FailedTest, spectrum: Spectrum, snapshot: Snapshot) -> np.ndarray:
@@ -244,9 +257,10 @@ class SpectrumLocalizer:
         self, repo: Snapshot, issue: str, issue_id: str = "", progress: Callable[[int], object] = lambda turn: None
     ) -> tuple[CaseFile, list[Message]]:
         """The case file, and it as a conversation of a question and an answer."""
-        suspects = candidates(self.test, self.spectrum, CodeMap(repo))
+        named = Localizer().run(repo, issue).locations
+        suspects = candidates(self.test, self.spectrum, CodeMap(repo), named)
         share = shares(suspects, self.weights)
-        order = np.argsort(-share, kind="stable")[:MOST]
+        order = ranked(suspects, share)[:MOST]
         best = [at for rank, at in enumerate(order) if suspects[at].file in repo and (not rank or share[at] >= LEAST)]
         findings = tuple(replace(self._diagnosis(suspects[at], repo), confidence=float(share[at])) for at in best)
         case = CaseFile(
