@@ -57,8 +57,9 @@ def test_high(given):
     assert high(given) == max(given)
 
 
-def test_low(values):
-    assert low(values) == -3
+@pytest.mark.parametrize("given", [[1, 2], [4], [-3, -2]])
+def test_low(given):
+    assert low(given) == min(given)
 
 
 def test_both(values):
