@@ -27,6 +27,7 @@ alone.
   **not shown**: none does.
 - **contradicted**: what was found speaks against it. **measured**: there are values, and no threshold was set for them.
 - **not tried**: it takes models, data or hardware that the project does not have.
+- **outside**: on data that nobody here made, by `repro/METHOD-outside.json`; no claim of the paper.
 - Values carry 95 % intervals where the check has one. A check holds where its value does; where its interval reaches over the
   threshold, chance may have done it.
 - Why a threshold is missed is on the method's page; all checks are in [results](reference/results.md), and how often each method
@@ -114,7 +115,14 @@ def rows(slug: str, claims: Sequence[Claim]) -> str:
         says = claim.real_says if real or not claim.real else ""  # of a claim without such checks: why there are none
         here, there = told(claim.checks, checks, claim.here), told(seen, real, says)
         lines.append(f"| {claim.paper} | {here} | {verdict(claim, checks)} | {there} |")
+    lines += [f"| {what} | {here} | outside | |" for what, here in outside(slug)]
     return "\n".join(lines)
+
+
+def outside(slug: str) -> list[list[str]]:
+    """What was tried and what was found on data that nobody here made; none before it is committed."""
+    path = ROOT / "repro" / f"{slug}-outside.json"
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
 
 
 def missed(slug: str) -> str:

@@ -257,5 +257,4 @@ def test_a_failing_test_gets_a_case_file(place: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "test_sums.py::test_empty: shop/sums.py:1-5" in done.stdout
     with Run.open(place / "kept") as kept:
-        (finding,) = kept.findings()
-        assert "shop/sums.py:1-5" in finding.why
+        assert any("shop/sums.py:1-5" in finding.why for finding in kept.findings())

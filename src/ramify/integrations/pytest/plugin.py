@@ -36,7 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Run tests marked judge_slot(SLOT) only where JUDGE (a run's folder, or a judge by name) changed since they passed.",
     )
     group.addoption(
-        "--ramify-diagnose", metavar="RUN", help="Look for the bug after each failing test; case files go into this run."
+        "--ramify-diagnose",
+        metavar="RUN",
+        help="Record the lines that tests run, and rank the causes of each failing test; case files go into this run.",
     )
 
 
@@ -46,10 +48,23 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--ramify-no-real-calls"):
         config.stash[_before] = os.environ.get(_VARIABLE)
         os.environ[_VARIABLE] = "1"
-    if config.getoption("--ramify-diagnose") and not hasattr(config, "workerinput"):
-        from ramify.integrations.pytest.diagnose import Diagnose
+    if config.getoption("--ramify-diagnose"):
+        from ramify.integrations.pytest.diagnose import Diagnose, RecordLines
 
-        config.pluginmanager.register(Diagnose(config.getoption("--ramify-diagnose"), config.rootpath))
+        config.pluginmanager.register(RecordLines(config.rootpath))
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(Diagnose(config.getoption("--ramify-diagnose"), config.rootpath))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Begin again where pytest took the run of ``--ramify-diagnose`` for a folder of tests."""
+    if config.getoption("--ramify-diagnose"):
+        from ramify.integrations.pytest.diagnose import joined
+
+        if (again := joined(config.invocation_params.args)) is not None:
+            return pytest.main(again, [*(config.invocation_params.plugins or ())])
+    return None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -41,6 +41,8 @@ class Diagnosis:
     """The calls that displayed the span."""
     confidence: float | None = None
     """Probability that it is right, as a gate has it; None where none was asked."""
+    lines: tuple[int, ...] = ()
+    """Lines of the span that failing and passing tests point at, the most suspicious first; empty where no test was run."""
 
     @property
     def span(self) -> tuple[str, int, int]:

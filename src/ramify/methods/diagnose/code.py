@@ -66,6 +66,9 @@ _DEFINES = {
     "interface_declaration": "class",
     "type_spec": "class",
 }
+_TESTS = re.compile(
+    r"(^|/)(tests?|testing|\w*_tests?|tests?_\w+|\w*testcases?)/|(^|/)(test_|tests?\.|conftest)[^/]*$|_tests?\.\w+$"
+)
 _SCRIPTS = (".ts", ".tsx", ".js", ".jsx", ".mjs", ".cjs")
 
 
@@ -302,6 +305,79 @@ class CodeMap:
 def _shared(one: str, other: str) -> int:
     a, b = PurePosixPath(one).parts[:-1], PurePosixPath(other).parts[:-1]
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def is_test(path: str) -> bool:
+    """Whether a path is that of a test, or of what helps tests."""
+    return _TESTS.search(path) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TakenName:
+    """A name that a test uses and has from ``module``: there it is ``name``, or the module itself where that is empty.
+
+    ``off``: it is imported under a flag, a bare name or attribute as the condition, which is taken to be off unless it is set.
+    """
+
+    module: str
+    level: int
+    name: str
+    off: bool = False
+
+
+@lru_cache(maxsize=4096)
+def taken_names(text: str, lines: tuple[int, ...]) -> tuple[TakenName, ...]:
+    """What the functions at ``lines`` of a Python file, and what they use of the same file, take from other modules.
+
+    Without lines, all that the file imports. Fixtures are used by the names of parameters, set-up and helpers of a class by
+    standing in it. Empty where the text does not parse; in the order of the imports, flagged ones last.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    top = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    pending: list[ast.AST] = [
+        node for node in top.values() if any(node.lineno <= line <= (node.end_lineno or node.lineno) for line in lines)
+    ]
+    used, done = set[str](), set[ast.AST]()
+    while pending:
+        node = pending.pop()
+        if node in done:
+            continue
+        done.add(node)
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {
+            n.arg for n in ast.walk(node) if isinstance(n, ast.arg)
+        }
+        used |= names
+        pending += [top[name] for name in sorted(names & top.keys())]
+    taken: list[TakenName] = []
+
+    def visit(body: Sequence[ast.stmt], off: bool) -> None:
+        for node in body:
+            if isinstance(node, ast.ImportFrom):
+                taken.extend(
+                    TakenName(node.module or "", node.level, alias.name, off)
+                    for alias in node.names
+                    if not lines or (alias.asname or alias.name) in used or alias.name == "*"
+                )
+            elif isinstance(node, ast.Import):
+                taken.extend(
+                    TakenName(alias.name, 0, "", off)
+                    for alias in node.names
+                    if not lines or (alias.asname or alias.name.partition(".")[0]) in used
+                )
+            elif isinstance(node, ast.If):
+                visit(node.body, off or isinstance(node.test, ast.Name | ast.Attribute))
+                visit(node.orelse, off)
+            elif isinstance(node, ast.Try):
+                visit(node.body, off)
+                visit([inner for handler in node.handlers for inner in handler.body], True)
+
+    visit([*tree.body, *(inner for node in done for inner in getattr(node, "body", ()))], False)
+    return tuple(sorted(dict.fromkeys(taken), key=lambda name: name.off))
 
 
 def words(text: str) -> list[str]:

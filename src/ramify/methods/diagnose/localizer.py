@@ -29,7 +29,7 @@ BY_RULES = "rules (no model: a policy that matches words, calls and siblings)"
 class Localizer:
     """Localizes issues with ``model`` (a :class:`ramify.model.protocol.Model`), or with rules where it is None.
 
-    ``samples`` independent localizations are made of each issue; with more than one, or a model, the first finding gets a
+    ``samples`` independent localizations are made of each issue; with more than one, or a model, the findings get a
     confidence from the signals of section 3.8 and ``gate``. The first localization is the one that is kept.
     """
 
@@ -72,7 +72,9 @@ class Localizer:
         )
         (case, history), others = made[0], [one for one, _ in made[1:]]
         signals = signals_of(case, tools, others, None, rival)
-        if signals:
+        if signals and (
+            self.model is not None or self.samples > 1
+        ):  # of one look, rules know nothing that tells right from wrong
             q = self.gate.probability(signals)
             case = replace(case, findings=tuple(replace(one, confidence=q) for one in case.findings))
         weights = "" if self.model is None else self.model.identity.weights

@@ -20,7 +20,7 @@ import numpy as np
 
 from ramify.base.seeds import derive_key
 from ramify.methods.diagnose.case import Diagnosis
-from ramify.methods.diagnose.code import words
+from ramify.methods.diagnose.code import TakenName, is_test, taken_names, words
 from ramify.methods.diagnose.loop import FINAL, LOOK_FIRST, TurnReply, written_answer, written_call
 from ramify.methods.diagnose.replies import AskedCall, read_reply
 from ramify.methods.diagnose.tools import normal
@@ -107,6 +107,8 @@ STOP = frozenset(
 )
 BESIDE = 0.35
 """Share of belief from which on a function's sibling is looked for."""
+TESTED = 3.0
+"""What the score of a function gains where a failing test takes it from its file; half of it for others of that file."""
 CAUSES = {
     "comparison": (
         "a comparison goes the wrong way or includes a bound that it should not",
@@ -509,6 +511,8 @@ def features(functions: Sequence[Seen], found: Gathered) -> np.ndarray:
     weight = {word: math.log((n + 1) / (counts[word] + 0.5)) for word in content}
     total = sum(weight.values()) or 1.0
     far, near = reached(functions, issue), siblings(functions)
+    inside = [rank for rank, (file, _) in enumerate(issue.frames) if not is_test(file)]
+    last = inside[-1] if inside else -1
     hits: dict[str, list[int]] = {}
     for places in found.hits.values():
         for path, where in places.items():
@@ -517,7 +521,7 @@ def features(functions: Sequence[Seen], found: Gathered) -> np.ndarray:
     for at, one in enumerate(functions):
         _, own, _, unreturned, unused = _shape(one.text)
         frames = [
-            rank for rank, (file, line) in enumerate(issue.frames) if _same(one.file, file) and one.start <= line <= one.end
+            rank for rank in inside if _same(one.file, issue.frames[rank][0]) and one.start <= issue.frames[rank][1] <= one.end
         ]
         size, kinds = near[at]
         rows.append([
@@ -527,7 +531,7 @@ def features(functions: Sequence[Seen], found: Gathered) -> np.ndarray:
             float(one.name in issue.identifiers),
             float(any(_same(one.file, path) for path in issue.paths)),
             float(bool(frames)),
-            float(bool(frames) and frames[-1] == len(issue.frames) - 1),
+            float(bool(frames) and frames[-1] == last),
             1.0 / (1 + far[at]) if 0 < far[at] < 99 else 0.0,
             float(far[at] == 0),
             math.log1p(sum(one.start <= line <= one.end for line in hits.get(one.file, ()))),
@@ -536,7 +540,7 @@ def features(functions: Sequence[Seen], found: Gathered) -> np.ndarray:
             float(unreturned),
             float(unused),
             min(1.0, (one.end - one.start) / 60),
-            float(bool(re.search(r"(^|/)(tests?|testing)/|(^|/)(test_|conftest)[^/]*$|_test\.\w+$", one.file))),
+            float(is_test(one.file)),
         ])  # fmt: skip
     return np.array(rows) if rows else np.zeros((0, len(FEATURES)))
 
@@ -568,8 +572,7 @@ def _path_words(path: str) -> frozenset[str]:
 
 @lru_cache(maxsize=20_000)
 def _unlikely(path: str) -> float:
-    tests = bool(re.search(r"(^|/)(tests?|testing)/|(^|/)test_|_test\.", path))
-    return 3.0 * tests + 2.0 * (path.rpartition(".")[2] not in ("py", "js", "ts", "tsx", "jsx", "go", "rs", "java"))
+    return 3.0 * is_test(path) + 2.0 * (path.rpartition(".")[2] not in ("py", "js", "ts", "tsx", "jsx", "go", "rs", "java"))
 
 
 @lru_cache(maxsize=20_000)
@@ -578,6 +581,74 @@ def _imports(lines: tuple[tuple[int, str], ...]) -> tuple[tuple[str, frozenset[s
     text = "\n".join(line for _, line in lines)
     found = re.findall(r"^from ([\w.]+) import (?:\(([^)]*)\)|(.*))$", text, re.MULTILINE)
     return tuple((module, frozenset(re.findall(r"\w+", several or one))) for module, several, one in found)
+
+
+# -- what a failing test tests ---------------------------------------------------------------------------------------------------
+
+
+def tested(gathered: Gathered) -> dict[str, dict[str, bool]]:
+    """File -> names that the failing tests of the issue take from it, and whether they do so under a flag that may be off.
+
+    A test is where a failure shows: its frames lead to what it imports. A name that a package hands on is followed into the
+    package once its ``__init__`` was displayed.
+    """
+    out: dict[str, dict[str, bool]] = {}
+    frames: dict[str, list[int]] = {}
+    for name, line in named(gathered.issue).frames:
+        path = next((known for known in gathered.lines if _same(known, name)), None)
+        if path is not None and is_test(path):
+            frames.setdefault(path, []).append(line)
+    for path, lines in frames.items():
+        for taken in taken_names(_text(gathered, path), tuple(lines)):
+            for file, name in _defined_in(gathered, path, taken):
+                known = out.setdefault(file, {})
+                known[name] = known.get(name, True) and taken.off
+    return out
+
+
+def _tested_bonus(function: Seen, taken: Mapping[str, Mapping[str, bool]]) -> float:
+    """What a function's score gains because a failing test takes it, or a module with a name of the test, from its file."""
+    if is_test(function.file):
+        return -TESTED
+    names = taken.get(function.file, {})
+    off = names.get(function.name, all(names.values()))
+    return 0.0 if not names or off else TESTED if function.name in names else TESTED / 2
+
+
+def _text(gathered: Gathered, path: str) -> str:
+    shown = gathered.lines[path]
+    return "\n".join(shown.get(line, "") for line in range(1, max(shown, default=0) + 1))
+
+
+def _defined_in(gathered: Gathered, path: str, wanted: TakenName, deep: int = 3) -> list[tuple[str, str]]:
+    """(file, name) of what a test takes: a module, or a name in it."""
+    folder = path.split("/")[: -wanted.level] if wanted.level else []
+    stem = "/".join([*folder, *(part for part in wanted.module.split(".") if part)])
+
+    def file(tail: str) -> str | None:
+        ends = (f"{tail}.py", f"{tail}/__init__.py")
+        near = [
+            known
+            for known in gathered.paths
+            if any(known == end or (not wanted.level and known.endswith("/" + end)) for end in ends)
+        ]
+        return min(near, key=lambda known: (is_test(known), len(known), known), default=None)
+
+    if wanted.name and (module := file(f"{stem}/{wanted.name}" if stem else wanted.name)) is not None:
+        return [(module, "")]
+    home = file(stem) if stem else None
+    if home is None:
+        return []
+    if home.endswith("__init__.py") and home in gathered.lines and deep:
+        further = [
+            place
+            for inner in taken_names(_text(gathered, home), ())
+            if inner.name in (wanted.name, "*")
+            for place in _defined_in(gathered, home, TakenName(inner.module, inner.level, wanted.name), deep - 1)
+        ]
+        if further:
+            return further
+    return [(home, wanted.name)]
 
 
 # -- the policy ----------------------------------------------------------------------------------------------------------------
@@ -596,6 +667,7 @@ class RulePolicy:
         functions = seen(found)
         belief = self.belief(functions, found)
         sure = len(belief) > 0 and float(belief.max()) >= self.weights.certain and len(found.lines) >= min(3, len(found.paths))
+        sure = sure and not is_test(functions[int(belief.argmax())].file)
         likely = len(belief) > 0 and float(belief.max()) >= BESIDE
         step = self._sibling_call(found, functions, belief) if likely and not final else None
         if step is None and not final and (not sure or messages[-1].text == LOOK_FIRST):
@@ -609,6 +681,8 @@ class RulePolicy:
         if not len(rows):
             return np.zeros(0)
         score = rows @ np.array(self.weights.functions) + [self._jitter(one.file, one.name) for one in functions]
+        if taken := tested(found):
+            score += [_tested_bonus(function, taken) for function in functions]
         share = np.exp(score - score.max())
         out: np.ndarray = share / share.sum()
         return out
@@ -638,6 +712,9 @@ class RulePolicy:
         for name, line in (*issue.frames[::-1], *((path, 0) for path in issue.paths)):
             path = next((one for one in found.paths if _same(one, name)), None)
             if path and (step := self._look(found, path, [line] if line else [])):
+                return step
+        for path in sorted(taken := tested(found), key=lambda known: all(taken[known].values())):
+            if path not in found.lines and (step := self._look(found, path, [])):
                 return step
         if "codebase_search" in found.tools:
             unsearched = [one for one in issue.identifiers[:4] if one not in found.hits]
@@ -746,6 +823,9 @@ class RulePolicy:
                     )
                 ]
             )
+        code = np.array([not is_test(function.file) for function in functions])
+        if named(found.issue).frames and code.any():  # a test is where a failure shows
+            belief = np.where(code, belief, 0.0)
         best = functions[int(belief.argmax())]
         return written_answer([self._diagnosis(best, functions, found, float(belief.max()))])
 

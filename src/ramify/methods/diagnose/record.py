@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ramify.base import codec
 from ramify.base.errors import InfrastructureError
 from ramify.methods.diagnose.case import CaseFile, Diagnosis
-from ramify.methods.diagnose.localizer import Localizer
 from ramify.methods.diagnose.snapshot import Snapshot
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
@@ -23,6 +22,20 @@ from ramify.trace.node import Finding, Node, Provenance, make_node
 
 KIND = "diagnose run"
 ENTRY = "case file"
+
+
+class Traced(Protocol):
+    """What localizes: :class:`ramify.methods.diagnose.localizer.Localizer` or one by tests that were run."""
+
+    def key(self, snapshot: Snapshot, issue: str) -> str:
+        """Stable hash of all that decides a localization."""
+        ...
+
+    def traced(
+        self, repo: Snapshot, issue: str, issue_id: str, progress: Callable[[int], object]
+    ) -> tuple[CaseFile, list[Message]]:
+        """The case file of an issue, and the conversation that led to it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,7 @@ def _kept(run: Run) -> list[KeptCase]:
 
 def looked(
     run: Run,
-    localizer: Localizer,
+    localizer: Traced,
     snapshot: Snapshot,
     issue: str,
     name: str,

@@ -99,7 +99,13 @@ def run(
     ] = None,
     issue_id: Annotated[str, option("--id", help="Name of the issue; default: the name of its file.")] = "",
     samples: Annotated[
-        int, option("--samples", min=1, max=9, help="Independent localizations; from 2 on they bear on the confidence.")
+        int,
+        option(
+            "--samples",
+            min=1,
+            max=9,
+            help="Independent localizations; from 2 on they bear on the confidence, which the rules have from then on.",
+        ),
     ] = 1,
 ) -> CaseFile:
     """Look for the place of a bug: locations, each with root cause, solution idea,
