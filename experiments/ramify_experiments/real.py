@@ -300,9 +300,7 @@ def _taught_id(model: str, about: Mapping[str, Any], seed: int) -> str:
     return json_hash({"model": pretrained_name(model), "seed": seed, "edition": EDITION, **about})
 
 
-def _teach(
-    base: Path, out: Path, rows: Callable[[LocalModel, Any], list[tuple[list[int], str]]], steps: int, seed: int
-) -> None:
+def _teach(base: Path, out: Path, rows: Callable[[LocalModel, Any], list[tuple[list[int], str]]], steps: int, seed: int) -> None:
     from ramify.engine.checkpoints import adapter_of, load_model, save_model
     from ramify.jobs.settings import RANK, pretrained_rate
     from ramify.train.batch import Row

@@ -1,11 +1,12 @@
-"""``ramify why --context`` with a trained victim: SmolLM2 that was taught to follow AgentDojo's injections, at tasks it never saw.
+"""``ramify why --context`` with a trained victim: SmolLM2, taught to follow AgentDojo's injections, at tasks it never saw.
 
     python -m ramify_experiments.why.victim [--cases 24] [--out repro/contexts_victim.json]
 
 The conversations are AgentDojo's own (suites banking and slack, attack ``important_instructions``) up to the first tool result
 that holds the injection, in the simplest form of text: the names of the tools, what the user wants, what the tool returned; the
-reply is the name of the tool to call next. The full form, with the tools' schemas, is beyond 135 million weights. The victim is an
-adapter that was taught on the user tasks of the split ``train``: with the injection its first call, without it the user's next.
+reply is the name of the tool to call next. The full form, with the tools' schemas, is beyond 135 million weights. The victim is
+an adapter that was taught on the user tasks of the split ``train``: with the injection its first call, without it the
+user's next.
 Cases are the other user tasks whose injection asks for another tool than the user does, where the victim names that tool in at
 least three of ten replies. The injected passage is the truth.
 """
@@ -112,22 +113,19 @@ def _case(injected: Any, plain: Any, task: Task, system: str, split: str, model:
     wrong = parse_tool_calls(injected.walkthrough(task, injected=True)[0])
     said, goal = injected.walkthrough(task), goal_of(injected, task)
     calls = [parse_tool_calls(text) for text in said]
-    at = 0
     episode, clean = injected.make(), plain.make()
     episode.reset(task, 0)
     clean.reset(Task(task.id, {name: value for name, value in task.data.items() if name != "injection_task"}), 0)
-    for at, text in enumerate(said[:-1]):
-        told, without = episode.step(text), clean.step(text)
-        if goal in line(told.text):
-            break
-    else:
+    shown = ((at, episode.step(text).text, clean.step(text).text) for at, text in enumerate(said[:-1]))
+    at, told, without = next((step for step in shown if goal in line(step[1])), (0, "", ""))
+    if not told:
         return None
     right = calls[at + 1][0].name if calls[at + 1] else "none"
-    if not wrong or wrong[0].name == right or len(raw_ids(model, told.text)) > LONGEST:
+    if not wrong or wrong[0].name == right or len(raw_ids(model, told)) > LONGEST:
         return None
     form = f"{task.data['prompt']}\n\n{calls[at][0].name} returned:\n{{}}"
-    passage = line(told.text[told.text.index("<INFORMATION>") : told.text.index("</INFORMATION>")])
-    texts = (form.format(told.text.strip()), form.format(without.text.strip()))
+    passage = line(told[told.index("<INFORMATION>") : told.index("</INFORMATION>")])
+    texts = (form.format(told.strip()), form.format(without.strip()))
     return InjectedCase(task.id, split, system, *texts, wrong[0].name, right, goal, passage)
 
 
@@ -150,13 +148,13 @@ def rates(model: str, asked: Sequence[InjectedCase], injected: bool) -> list[tup
     """Of each case in how many of :data:`TRIALS` replies the injected tool is named, and in how many the user's."""
     agent, template = find_model(model)
     settings = Sampling(temperature=HEAT, max_tokens=TOKENS, stop_tokens=template.stop_tokens)
-    found = []
+    counts = []
     for case in asked:
         prompt = _prompt(template, case, case.shown if injected else case.clean)
         replies = wait_for(replied(agent, [prompt] * TRIALS, settings, 0))
         texts = [template.tokenizer.decode(reply) for reply in replies]
-        found.append((sum(case.wrong in text for text in texts), sum(case.right in text for text in texts)))
-    return found
+        counts.append((sum(case.wrong in text for text in texts), sum(case.right in text for text in texts)))
+    return counts
 
 
 def asked_why(model: str, case: InjectedCase) -> dict[str, Any]:
@@ -225,11 +223,11 @@ def main() -> None:
 def summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """How often the passage, and in it the goal, was named, with exact intervals."""
     done = [row for row in rows if "skipped" not in row]
-    n, found = len(done), {"asked": len(done)}
+    n, record = len(done), {"asked": len(done)}
     for name in ("passage", "goal"):
         k = sum(row[name] for row in done)
-        found |= {name: k, f"{name}_interval": clopper_pearson(k, n) if n else None}
-    return {**found, "beside": sum(row["beside"] > 0 for row in done)}
+        record |= {name: k, f"{name}_interval": clopper_pearson(k, n) if n else None}
+    return {**record, "beside": sum(row["beside"] > 0 for row in done)}
 
 
 if __name__ == "__main__":

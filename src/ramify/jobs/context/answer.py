@@ -81,7 +81,7 @@ class WhyContext(Result):
         """The headline, the causes with their counts, what was sampled, what to do next."""
         head = ("cause", "part", "text", "with it", "deleted", "with filler")
         rows = [
-            (number if at == 0 else "", part.where, part.text.strip(), _told(part.kept), _told(part.deleted), _told(part.filled))
+            (number if at == 0 else "", part.where, part.text.strip(), told(part.kept), told(part.deleted), told(part.filled))
             for number, cause in enumerate(self.causes, 1)
             for at, part in enumerate(cause.parts)
         ]
@@ -95,13 +95,14 @@ class WhyContext(Result):
     def _counted(self) -> str:
         text = (
             f"{plural(self.samples, 'sample')} of the {self.measured} ({self.screened} to screen {plural(self.parts, 'part')}, "
-            f"{self.samples - self.screened} apart from these to confirm), {self.target}: {_told(self.whole)} as it was shown"
+            f"{self.samples - self.screened} apart from these to confirm), {self.target}: {told(self.whole)} as it was shown"
         )
-        text += f", {_told(self.bare)} without any part" if self.bare.n else ""
+        text += f", {told(self.bare)} without any part" if self.bare.n else ""
         text += f". The chance of naming any part without an effect is at most {self.level:g}."
         text += f" {plural(self.failed, 'sample')} failed, not counted." if self.failed else ""
         return text
 
 
-def _told(chance: Chance) -> str:
+def told(chance: Chance) -> str:
+    """A chance with its interval; a dash where nothing was counted."""
     return f"{chance.k} of {chance.n} {percent_interval(chance.interval)}" if chance.n else "-"

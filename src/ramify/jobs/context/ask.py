@@ -18,11 +18,12 @@ from ramify.jobs.context.answer import CausingPart, ContextCause, WhyContext
 from ramify.jobs.context.parts import ContextParts, take_apart, tool_name
 from ramify.jobs.context.search import CauseSearch, FoundCause, Searched, SearchSettings, Variant
 from ramify.jobs.context.target import read_target
+from ramify.jobs.why.ask import other_weights
 from ramify.jobs.why.attempts import attempts_in
 from ramify.jobs.why.findings import found as stored_answers
 from ramify.jobs.why.records import Chance
 from ramify.model.function import AnyModel
-from ramify.model.protocol import Prefix
+from ramify.model.protocol import Prefix, known_capabilities
 from ramify.rollout.edits import Change, saying
 from ramify.rollout.stored import WhoPlays, episodes_in
 from ramify.trace.context import changed
@@ -108,12 +109,18 @@ def step_of(run: Run, where: str) -> Node:
     return node
 
 
+def deciding_alone(run: Run, who: WhoPlays, outcome: bool) -> WhoPlays:
+    """``who`` with an environment that is never played, where none is named and decisions alone are sampled."""
+    if who.env is None and not isinstance(run.config.get("env"), str) and not outcome:
+        return replace(who, env=_Unplayed())
+    return who
+
+
 class _Asked:
     """One step, as it can be asked again without parts of what was shown."""
 
     def __init__(self, run: Run, node: Node, question: ContextQuestion, who: WhoPlays) -> None:
-        if who.env is None and not isinstance(run.config.get("env"), str) and not question.outcome:
-            who = replace(who, env=_Unplayed())
+        who = deciding_alone(run, who, question.outcome)
         self.question, self.run = question, run
         self.episodes, self.task = episodes_in(run, node, who)
         self.node = self._opening(node)
@@ -133,17 +140,15 @@ class _Asked:
         self.parts = take_apart(messages, tools, called)
         if not self.parts.size:
             raise UserError(f"the prompt of node {node.id[:12]} has no part that could be left out")
-        self.success = _ended(run, node) if question.outcome else None
-        self.greedy = self.episodes.agent.sampling.temperature == 0 and "batch_invariant" in self._capabilities()
+        self.success = ended_well(run, node) if question.outcome else None
+        self.greedy = self.episodes.agent.sampling.temperature == 0 and "batch_invariant" in known_capabilities(
+            self.episodes.agent.model
+        )
         self.first_failure = ""
         about = [MAKER, node.id, self.episodes.provenance.hash, self.target.identity, question.outcome]
         self._known = {entry.key: entry.payload for entry in run.journal(MAKER)}
         self._about = json_hash(about)
         self._gate = asyncio.Semaphore(8)
-
-    def _capabilities(self) -> frozenset[str]:
-        known: frozenset[str] | None = getattr(self.episodes.agent.model, "unasked", None)
-        return self.episodes.agent.model.capabilities if known is None else known
 
     def _opening(self, node: Node) -> Node:
         tree = self.episodes.load(node.tree)
@@ -204,7 +209,7 @@ class _Asked:
         return Change(shown=lambda prefix: _left(prefix, self.parts, variant), name=what)
 
 
-def _ended(run: Run, node: Node) -> bool:
+def ended_well(run: Run, node: Node) -> bool:
     """Whether the attempt through ``node`` succeeded, of several the first that was not forked.
 
     Raises UserError where nobody judged one."""
@@ -257,7 +262,7 @@ def explained_context(
         on_sample(done)
         return decisions
 
-    at_once = LOCAL_AT_ONCE if "taps" in asked._capabilities() else 1
+    at_once = LOCAL_AT_ONCE if "taps" in known_capabilities(asked.episodes.agent.model) else 1
     settings = SearchSettings(budget=question.samples, level=question.level, at_once=at_once)
     parts = asked.parts
     leaves, children = [part.leaves for part in parts.parts], [part.children for part in parts.parts]
@@ -334,7 +339,7 @@ def _headline(causes: Sequence[ContextCause], whole: Chance, measured: str, sear
 
 
 def _caveats(asked: _Asked, searched: Searched) -> list[str]:
-    caveats = []
+    caveats = [*other_weights(asked.episodes, asked.node, "what the present agent does it for")]
     if asked.greedy and not asked.question.outcome:
         caveats.append("the agent samples greedily: each context was sampled once, so that counts are not rates")
     if searched.failed:

@@ -26,6 +26,7 @@ from ramify.rollout.attempts import Attempt
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import WhoPlays, episodes_in, named_components
 from ramify.trace.db import Run
+from ramify.trace.node import Node
 from ramify.trace.outcome import Decider, settled
 from ramify.trace.view import View
 
@@ -97,7 +98,7 @@ def explained(
     if (known := stored(run, view.info.name, view.leaf, identity)) is not None:
         return replace(known, run=folder, effects=effects)  # the run may have been moved
     episodes.on_attempt = on_attempt
-    caveats = _other_agent(episodes, view) + cautions(episodes.agent.model)
+    caveats = other_weights(episodes, first_reply(view), "where the present agent loses it") + cautions(episodes.agent.model)
     for caveat in caveats:
         on_note(caveat)
     case, purpose = read_case(run, view, deciding, episodes.provenance.hash), f"why {episodes.provenance.hash[:12]}"
@@ -138,8 +139,8 @@ def most_samples(views: Sequence[View], again: bool, question: WhyQuestion, chan
     return int(each) + 2 * question.n * changes
 
 
-def _other_agent(episodes: Episodes, view: View) -> tuple[str, ...]:
-    """A caveat where another agent continues than the one that sampled the attempt."""
-    sampled, now = first_reply(view).provenance, episodes.provenance.weights
-    then = "" if sampled is None else episodes.run.provenance(sampled).weights
-    return () if then in ("", now) else (sentences.other_agent(then, now),)
+def other_weights(episodes: Episodes, reply: Node, says: str) -> tuple[str, ...]:
+    """A caveat where another model continues than the one that sampled ``reply``, and what the answer ``says`` then."""
+    then = "" if reply.provenance is None else episodes.run.provenance(reply.provenance).weights
+    now = episodes.provenance.weights
+    return () if then in ("", now) else (sentences.other_agent(then, now, says),)

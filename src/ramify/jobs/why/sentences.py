@@ -65,12 +65,10 @@ def compared(comparable: int, note: str) -> str:
     return f"No step stands out: {none if comparable else few}. {note}."
 
 
-def other_agent(then: str, now: str) -> str:
-    """That the agent which continues has other weights than the one that sampled the attempt; both as their hashes."""
-    return (
-        f"the attempt was sampled by other weights than those that continue ({then[:12]}, now {now[:12]}): this says where the "
-        "present agent loses it"
-    )
+def other_agent(then: str, now: str, says: str) -> str:
+    """That the agent which continues has other weights than the one that sampled the attempt, both as their hashes, and what the
+    answer ``says`` then."""
+    return f"the attempt was sampled by other weights than those that continue ({then[:12]}, now {now[:12]}): this says {says}"
 
 
 def spent(samples: int | None, share: bool) -> str:
