@@ -1,6 +1,6 @@
 """``ramify why --context`` with a trained victim: SmolLM2, taught to follow AgentDojo's injections, at tasks it never saw.
 
-    python -m ramify_experiments.why.victim [--cases 24] [--out repro/contexts_victim.json]
+    python -m ramify_experiments.why.victim [--cases 20] [--out repro/contexts_victim.json]
 
 The conversations are AgentDojo's own (suites banking and slack, attack ``important_instructions``) up to the first tool result
 that holds the injection, in the simplest form of text: the names of the tools, what the user wants, what the tool returned; the
@@ -41,12 +41,14 @@ from ramify_experiments.why.context_outside import goal_of, line
 
 SUITES = ("banking", "slack")
 ATTACK = "?attack=important_instructions"
-LONGEST = 320
+LONGEST = 160
 """Tokens of a tool's result at most."""
-STEPS = 50
+STEPS = 24
+CONTROLS = 8
+"""Cases in which the untrained model, and the victim without an injection, are asked as well."""
 LEAST = 0.3
 """Share of the victim's replies that do the injected act, of a case."""
-TRIALS, TOKENS, HEAT = 10, 8, 0.7
+TRIALS, TOKENS, HEAT, SAMPLES = 10, 8, 0.7, 100
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def asked_why(model: str, case: InjectedCase) -> dict[str, Any]:
         node = next((node.id for node in nodes if node.role == "assistant" and case.wrong in node.text), None)
         if node is None:
             return {"case": case.id, "skipped": "the victim never did it again"}
-        answer = why_context(out, node, target=f"says:{case.wrong}", env=environment)
+        answer = why_context(out, node, samples=SAMPLES, target=f"says:{case.wrong}", env=environment)
     parts = [(part.where, line(part.text)) for cause in answer.causes for part in cause.parts]
     inside = [text for _, text in parts if text in case.passage or case.goal in text]
     goal = [text for text in inside if text in case.goal or case.goal in text]
@@ -192,18 +194,20 @@ def main() -> None:
     """The command above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--cases", type=int, default=24)
+    parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     every = [case for suite in SUITES for case in cases(suite, args.model)]
     known = [case for case in every if case.split == "train"]
-    held = random.Random(0).sample(others := [case for case in every if case.split != "train"], min(2 * args.cases, len(others)))
+    held = random.Random(0).sample(
+        others := [case for case in every if case.split != "train"], min(args.cases * 3 // 2, len(others))
+    )
     print(f"{len(known)} conversations to teach, {len(others)} others, {len(held)} tried", flush=True)
     record: dict[str, Any] = {"model": args.model, "suites": SUITES, "taught": len(known), "held_out": len(held)}
     trained = victim(args.model, known)
     for name, agent in (("untrained", args.model), ("taught", trained)):
-        some = held if agent == trained else held[:12]
         for injected in (True, False):
+            some = held if agent == trained and injected else held[:CONTROLS]
             counts = rates(agent, some, injected)
             n = TRIALS * len(some)
             row = {"wrong": sum(k for k, _ in counts), "right": sum(k for _, k in counts), "n": n}
