@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ramify.base.errors import EXIT_BUDGET, EXIT_DONE
 from ramify.base.words import plural
@@ -44,6 +44,8 @@ class ContextCause:
 @dataclass(frozen=True, repr=False)
 class WhyContext(Result):
     """Which parts of what the agent was shown caused a step. ``verdict`` is ``parts`` where some stand out, else ``none``."""
+
+    PART: ClassVar[str] = "--context"
 
     tree: str
     node: str

@@ -25,6 +25,7 @@ from ramify.jobs.why.records import Chance
 from ramify.model.function import AnyModel
 from ramify.model.protocol import Prefix, known_capabilities
 from ramify.rollout.edits import Change, saying
+from ramify.rollout.run import Episodes
 from ramify.rollout.stored import WhoPlays, episodes_in
 from ramify.trace.context import changed
 from ramify.trace.db import Run
@@ -357,10 +358,20 @@ def _caveats(asked: _Asked, searched: Searched) -> list[str]:
 def _finding(answer: WhyContext, asked: _Asked) -> Finding:
     name = NOTHING if answer.verdict == "none" else "because of what was shown"
     cause = answer.causes[0].parts[0] if answer.causes else None
-    value = None if cause is None or cause.kept.p is None or cause.deleted.p is None else cause.kept.p - cause.deleted.p
-    command = f"ramify show {answer.run} --web"
-    identity = {"question": codec.to_json(asked.question), "agent": asked.episodes.provenance.to_json()}
-    return Finding(name, MAKER, answer.headline, answer.node, 0, command, value, answer.measured, codec.to_json(answer), identity)
+    value = None if cause is None else points_less(cause.kept, cause.deleted)
+    command = f"ramify fork {answer.run} {answer.node[:12]}:0 --n 32"
+    identity, evidence = identity_of(asked.question, asked.episodes), codec.to_json(answer)
+    return Finding(name, MAKER, answer.headline, answer.node, 0, command, value, "points less without it", evidence, identity)
+
+
+def identity_of(question: ContextQuestion, episodes: Episodes) -> dict[str, Any]:
+    """What decides an answer about a step besides the run."""
+    return {"question": codec.to_json(question), "agent": episodes.provenance.to_json()}
+
+
+def points_less(kept: Chance, other: Chance) -> float | None:
+    """By how many points a chance fell; None where one of the two was not counted."""
+    return None if kept.p is None or other.p is None else 100 * (kept.p - other.p)
 
 
 def found_contexts(run: Run) -> list[WhyContext]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ramify.base.errors import EXIT_BUDGET, EXIT_DONE
 from ramify.base.words import plural
@@ -45,6 +45,8 @@ class TokenOdds:
 @dataclass(frozen=True, repr=False)
 class WhyTokens(Result):
     """At which tokens of a step another one would have led elsewhere. ``verdict`` is ``tokens`` where some do, else ``none``."""
+
+    PART: ClassVar[str] = "--tokens"
 
     tree: str
     node: str

@@ -12,7 +12,7 @@ from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.base.ids import json_hash
 from ramify.base.waiting import wait_for
 from ramify.env.protocol import AnyEnvironment, tools_of
-from ramify.jobs.context.ask import ContextQuestion, deciding_alone, ended_well, step_of
+from ramify.jobs.context.ask import ContextQuestion, deciding_alone, ended_well, identity_of, points_less, step_of
 from ramify.jobs.context.target import StepTarget, read_target
 from ramify.jobs.tokens.answer import TokenOdds, WhyTokens
 from ramify.jobs.tokens.search import OtherToken, SearchedTokens, TokenSearch, TriedToken
@@ -36,6 +36,8 @@ MAKER = "why --tokens"
 ODDS = "odds"
 """Name of its annotations: at each position the other tokens that were tried there."""
 NOTHING = "no token stands out"
+LESS = "points less with the other token"
+"""Unit of its findings."""
 TOP = 5
 """Likeliest tokens that are known of each position; servers name no more of a completion."""
 LEAST_ODDS = 0.01
@@ -277,12 +279,10 @@ def _finding(answer: WhyTokens, asked: _AskedTokens) -> Finding:
     name = NOTHING if answer.verdict == "none" else "forks at a token"
     first = max(answer.forks, key=lambda entry: entry.instead_odds, default=None)
     at = 0 if first is None else first.offset
-    value = None if first is None else (first.kept.p or 0.0) - (first.changed.p or 0.0)
-    command = f"ramify show {answer.run} --web"
-    identity = {"question": codec.to_json(asked.question), "agent": asked.episodes.provenance.to_json()}
-    return Finding(
-        name, MAKER, answer.headline, answer.node, at, command, value, answer.measured, codec.to_json(answer), identity
-    )
+    value = None if first is None else points_less(first.kept, first.changed)
+    command = f"ramify fork {answer.run} {answer.node[:12]}:{at} --n 32"
+    identity, evidence = identity_of(asked.question, asked.episodes), codec.to_json(answer)
+    return Finding(name, MAKER, answer.headline, answer.node, at, command, value, LESS, evidence, identity)
 
 
 def found_tokens(run: Run) -> list[WhyTokens]:
