@@ -4,9 +4,9 @@ log-probability of what was said. One forward pass a part, no sample, and no err
     python -m ramify_experiments.why.context_logprobs [--repetitions 200] [--seed 0] [--out repro/contexts_logprobs.json]
 
 **Simulated**: the conversations of :mod:`ramify_experiments.why.context`, with the decision's exact log-probability, the best
-that such a baseline can be given. **SmolLM2**: a question about one of six shuffled sentences, answered greedily; the sentence it is
-about is the truth, the five others are the null, and the question itself is neither. A part is named where leaving it out takes
-more than log 2 from the log-probability of the reply; the largest fall is what a ranking would name.
+that such a baseline can be given. **SmolLM2**: a question about one of six shuffled sentences, answered greedily; the sentence it
+is about is the truth, the five others are the null, and the question itself is neither. A part is named where leaving it out
+takes more than log 2 from the log-probability of the reply; the largest fall is what a ranking would name.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from ramify.stats.intervals import clopper_pearson
 from ramify.stats.tests import fisher
 
 LENGTH, OTHERS, BUDGET, LEVEL = 30, 2, 300, 0.05
+FEW = 20
+"""As many other tokens as ``why --tokens`` screens, about."""
 Place = tuple[int, int | None]
 
 
@@ -59,14 +61,14 @@ class ForkedReply:
         self.planted = {(likely[int(i)].t, likely[int(i)].token) for i in chosen}
         self.samples = 0
 
-    async def sample(self, t: int, token: int | None, purpose: str = "", index: int = 0) -> bool:
+    async def sample(self, t: int, token: int | None, purpose: str, index: int) -> bool:
         """See :data:`ramify.jobs.tokens.search.SampleAt`."""
-        self.samples += 1
-        return bool(self.rng.random() < (self.family.low if (t, token) in self.planted else self.family.high))
+        return self.counted((t, token), 1) == 1
 
     def counted(self, place: Place, n: int) -> int:
         """How often it came out as recorded."""
-        return sum(asyncio.run(self.sample(*place)) for _ in range(n))
+        self.samples += n
+        return int(self.rng.binomial(n, self.family.low if place in self.planted else self.family.high))
 
 
 def searched(reply: ForkedReply) -> set[Place]:
@@ -75,13 +77,16 @@ def searched(reply: ForkedReply) -> set[Place]:
     return {(entry.other.t, entry.other.token) for entry in found.tried if entry.named}
 
 
-def equal_shares(reply: ForkedReply) -> set[Place]:
-    """The same budget in equal shares over all other tokens and the reply's own; Fisher's test, Holm."""
-    each = BUDGET // (LENGTH * (OTHERS + 1))
-    kept = [reply.counted((t, None), each) for t in range(LENGTH)]
-    counts = [reply.counted((other.t, other.token), each) for other in reply.others]
-    p = holm([fisher(k, each, kept[other.t], each) for other, k in zip(reply.others, counts, strict=True)])
-    rows = zip(reply.others, counts, p, strict=True)
+def equal_shares(reply: ForkedReply, most: int = LENGTH * OTHERS) -> set[Place]:
+    """The same budget in equal shares over the ``most`` likeliest other tokens (all) and the reply's own there; Fisher's test,
+    Holm."""
+    others = sorted(reply.others, key=lambda other: -other.odds)[:most]
+    positions = sorted({other.t for other in others})
+    each = BUDGET // (len(others) + len(positions))
+    kept = {t: reply.counted((t, None), each) for t in positions}
+    counts = [reply.counted((other.t, other.token), each) for other in others]
+    p = holm([fisher(k, each, kept[other.t], each) for other, k in zip(others, counts, strict=True)])
+    rows = zip(others, counts, p, strict=True)
     return {(other.t, other.token) for other, k, value in rows if value <= LEVEL and k < kept[other.t]}
 
 
@@ -95,6 +100,7 @@ def least_likely(reply: ForkedReply) -> set[Place]:
 SEARCHES: Mapping[str, Callable[[ForkedReply], set[Place]]] = {
     "ramify why --tokens": searched,
     "equal shares": equal_shares,
+    f"equal shares of the {FEW} likeliest": lambda reply: equal_shares(reply, FEW),
     "least likely token": least_likely,
 }
 

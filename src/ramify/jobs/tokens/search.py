@@ -13,7 +13,6 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from ramify.jobs.context.search import HOPELESS
 from ramify.stats.drops import Counts
 from ramify.stats.sequential import DropBet
 
@@ -21,8 +20,8 @@ FIRST = 4
 """Samples that screen each token."""
 AT_ONCE, PAIRS = 4, 2
 """Claims that are confirmed in turns, and pairs that each gets in its turn."""
-CAP = 100
-"""Pairs after which a bet that is not won is given up."""
+CAP, SOME, LITTLE = 100, 12, 0.14
+"""Pairs after which a bet that is not won is given up; or after ``SOME`` where the rates differ by less than ``LITTLE``."""
 SCREEN, CONFIRM = "screen", "confirm"
 
 
@@ -137,7 +136,7 @@ class TokenSearch:
                         bet.add(first, second)
                 entry.kept, entry.instead = self._counts(entry, CONFIRM)
                 entry.confirmed, entry.named = True, bet.best >= need
-            live = [(entry, bet) for entry, bet in live if not (entry.named or _hopeless(bet))]
+            live = [(entry, bet) for entry, bet in live if not (entry.named or _hopeless(entry, bet))]
         return False
 
     async def _to(self, t: int, token: int | None, purpose: str, n: int) -> None:
@@ -157,5 +156,6 @@ def _near(counts: Counts) -> float:
     return (counts.k + 0.5) / (counts.n + 1)
 
 
-def _hopeless(bet: DropBet) -> bool:
-    return bet.n >= CAP or (bet.n >= 12 and bet.now < HOPELESS)
+def _hopeless(entry: TriedToken, bet: DropBet) -> bool:
+    little = not (entry.kept.n and entry.instead.n) or entry.kept.rate - entry.instead.rate < LITTLE
+    return bet.n >= CAP or (bet.n >= SOME and little)
