@@ -40,7 +40,7 @@ export function reply(choice, tree, run, onselect) {
       forks.length ? h("table", null, h("thead", null, h("tr", null, ["instead", "samples", "success"].map((t) => h("th", { scope: "col" }, t)))),
         h("tbody", null, forks.map((other) => h("tr", null,
           h("td", null, h("button", { class: "link", type: "button", onclick: () => onselect(other) }, clip(other.text.slice(other.fork_of[1]), 60) || "(end)")),
-          h("td", null, other.n), h("td", null, other.p ? interval(other.p) : "-"))))) : h("p", { class: "soft" }, "Nothing else was sampled here."),
+          h("td", null, other.n), h("td", null, other.p ? interval(other.p) : "-"))))) : odds(inside, piece).length ? "" : h("p", { class: "soft" }, "Nothing else was sampled here."),
       choice.ids.length ? command(`ramify fork ${quoted(run)} ${choice.ids[0].slice(0, 12)}:${piece.from} --n 32`) : "");
   }
   draw();
@@ -108,10 +108,10 @@ const odds = (inside, piece) => (inside.odds || []).filter(([t]) => t >= piece.f
 function oddsTable(rows) {
   if (!rows.length) return "";
   return h("div", { class: "table" }, h("table", null,
-    h("thead", null, h("tr", null, ["could have said", "probability", "then as recorded", "with its own token", ""].map((t) => h("th", { scope: "col" }, t)))),
+    h("thead", null, h("tr", null, ["instead", "odds", "as recorded", "with its own", "elsewhere"].map((t) => h("th", { scope: "col" }, t)))),
     h("tbody", null, rows.map(([, text, p, kept, changed, named]) => h("tr", null,
       h("td", null, h("code", null, text)), h("td", { class: "n" }, percent(p)), h("td", { class: "n" }, changed), h("td", { class: "n" }, kept),
-      h("td", null, named ? h("strong", null, "leads elsewhere") : ""))))));
+      h("td", null, named ? h("strong", null, "yes") : ""))))));
 }
 
 // Replies that continue differently from a position of this one.
