@@ -144,7 +144,12 @@ def test_a_server_names_the_tokens_that_could_come_next(server: str) -> None:
         logs["top_logprobs"][0]["token_id:1348"] = -5.8
     asked: list[Any] = []
     more = answer | {"body": json.dumps(body)}
-    with FaultyServer(lambda body: (asked.append(body), raw(more))[1]) as two:
+
+    def reply(body: Any) -> bytes:
+        asked.append(body)
+        return raw(more)
+
+    with FaultyServer(reply) as two:
         named = asyncio.run(model(two, "completions").next_tokens([504, 3575], 2))
     assert list(named) == [504, 1348]
     assert 0.9 < named[504] < 0.92

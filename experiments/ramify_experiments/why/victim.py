@@ -149,11 +149,12 @@ def _prompt(template: Any, case: InjectedCase, shown: str) -> list[int]:
 def rates(model: str, asked: Sequence[InjectedCase], injected: bool) -> list[tuple[int, int]]:
     """Of each case in how many of :data:`TRIALS` replies the injected tool is named, and in how many the user's."""
     agent, template = find_model(model)
+    assert template is not None
     settings = Sampling(temperature=HEAT, max_tokens=TOKENS, stop_tokens=template.stop_tokens)
     counts = []
     for case in asked:
         prompt = _prompt(template, case, case.shown if injected else case.clean)
-        replies = wait_for(replied(agent, [prompt] * TRIALS, settings, 0))
+        replies = wait_for(replied(agent, [prompt] * TRIALS, settings, 0))  # type: ignore[arg-type]
         texts = [template.tokenizer.decode(reply) for reply in replies]
         counts.append((sum(case.wrong in text for text in texts), sum(case.right in text for text in texts)))
     return counts
@@ -227,7 +228,7 @@ def main() -> None:
 def summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """How often the passage, and in it the goal, was named, with exact intervals."""
     done = [row for row in rows if "skipped" not in row]
-    n, record = len(done), {"asked": len(done)}
+    n, record = len(done), dict[str, Any](asked=len(done))
     for name in ("passage", "goal"):
         k = sum(row[name] for row in done)
         record |= {name: k, f"{name}_interval": clopper_pearson(k, n) if n else None}

@@ -41,11 +41,9 @@ class ContextCause:
     """At which it was tested: a share of the result's level."""
 
 
-@dataclass(frozen=True, repr=False)
-class WhyContext(Result):
-    """Which parts of what the agent was shown caused a step. ``verdict`` is ``parts`` where some stand out, else ``none``."""
-
-    PART: ClassVar[str] = "--context"
+@dataclass(frozen=True, repr=False, kw_only=True)
+class AboutStep(Result):
+    """What an answer about one step says besides what it names."""
 
     tree: str
     node: str
@@ -54,22 +52,14 @@ class WhyContext(Result):
     target: str
     """What counts as taking the step again."""
     measured: Literal["decision", "outcome"]
-    verdict: Literal["parts", "none"]
+    verdict: Literal["parts", "tokens", "none"]
+    """What stands out, ``none`` where nothing does."""
     headline: str
-    whole: Chance
-    """In the context as it was."""
-    bare: Chance
-    """Without any part, where that was sampled."""
-    causes: tuple[ContextCause, ...]
-    parts: int
-    """Leaves that the context was taken apart into."""
     level: float
     samples: int
-    """Contexts that were sampled, now or earlier."""
+    """Samples in all, now or earlier."""
     screened: int
     """Of these to screen; the others confirmed."""
-    tried: int
-    """Claims whose confirmation began."""
     failed: int = 0
     spent: bool = False
     run: str = ""
@@ -78,6 +68,23 @@ class WhyContext(Result):
     def exit_code(self) -> int:
         """That of a spent budget where nothing stands out for want of it."""
         return EXIT_BUDGET if self.spent and self.verdict == "none" else EXIT_DONE
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class WhyContext(AboutStep):
+    """Which parts of what the agent was shown caused a step. ``verdict`` is ``parts`` where some stand out, else ``none``."""
+
+    PART: ClassVar[str] = "--context"
+
+    whole: Chance
+    """In the context as it was."""
+    bare: Chance
+    """Without any part, where that was sampled."""
+    causes: tuple[ContextCause, ...]
+    parts: int
+    """Leaves that the context was taken apart into."""
+    tried: int
+    """Claims whose confirmation began."""
 
     def sections(self) -> Iterable[Section]:
         """The headline, the causes with their counts, what was sampled, what to do next."""

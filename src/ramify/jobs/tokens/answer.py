@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from ramify.base.errors import EXIT_BUDGET, EXIT_DONE
 from ramify.base.words import plural
-from ramify.jobs.context.answer import told
+from ramify.jobs.context.answer import AboutStep, told
 from ramify.jobs.why.records import Chance
 from ramify.render.numbers import percent
-from ramify.render.result import Result, Section, table
+from ramify.render.result import Section, table
 
 MOST_SHOWN = 12
 """Other tokens of which the table shows what was counted, where none of them is named."""
@@ -42,45 +41,23 @@ class TokenOdds:
     named: bool
 
 
-@dataclass(frozen=True, repr=False)
-class WhyTokens(Result):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class WhyTokens(AboutStep):
     """At which tokens of a step another one would have led elsewhere. ``verdict`` is ``tokens`` where some do, else ``none``."""
 
     PART: ClassVar[str] = "--tokens"
 
-    tree: str
-    node: str
-    """The step's reply."""
-    action: str
-    target: str
-    """What counts as taking the step again."""
-    measured: Literal["decision", "outcome"]
-    verdict: Literal["tokens", "none"]
-    headline: str
     tried: tuple[TokenOdds, ...]
     """Every other token that was tried, in the order of the reply."""
     tokens: int
     """Tokens of the reply."""
     known: int
     """Other tokens with enough probability, tried or not."""
-    level: float
-    samples: int
-    """Continuations, now or earlier."""
-    screened: int
-    """Of these to screen; the others confirmed."""
-    failed: int = 0
-    spent: bool = False
-    run: str = ""
 
     @property
     def forks(self) -> tuple[TokenOdds, ...]:
         """Those that lead elsewhere."""
         return tuple(entry for entry in self.tried if entry.named)
-
-    @property
-    def exit_code(self) -> int:
-        """That of a spent budget where nothing stands out for want of it."""
-        return EXIT_BUDGET if self.spent and self.verdict == "none" else EXIT_DONE
 
     def sections(self) -> Iterable[Section]:
         """The headline, the forking tokens with odds and counts, what was sampled, what to do next."""
