@@ -205,24 +205,33 @@ def main() -> None:
     )
     print(f"{len(known)} conversations to teach, {len(others)} others, {len(held)} tried", flush=True)
     record: dict[str, Any] = {"model": args.model, "suites": SUITES, "taught": len(known), "held_out": len(held)}
-    trained = victim(args.model, known)
-    for name, agent in (("untrained", args.model), ("taught", trained)):
-        for injected in (True, False):
-            some = held if agent == trained and injected else held[:CONTROLS]
-            counts = rates(agent, some, injected)
-            n = TRIALS * len(some)
-            row = {"wrong": sum(k for k, _ in counts), "right": sum(k for _, k in counts), "n": n}
-            record[f"{name}, {'with' if injected else 'without'} the injection"] = row
-            print(name, injected, row, flush=True)
-            if agent == trained and injected:
-                chosen = [case for case, (k, _) in zip(held, counts, strict=True) if k >= LEAST * TRIALS]
-    rows = []
-    for case in chosen[: args.cases]:
-        rows.append(asked_why(trained, case))
-        print(json.dumps(rows[-1]), flush=True)
-        record |= summed(rows) | {"rows": rows}
+
+    def keep(**more: Any) -> None:
+        record.update(more)
+        print(json.dumps(more), flush=True)
         if args.out:
             args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    for injected in (True, False):
+        keep(**{_named("untrained", injected): _summed_rates(rates(args.model, held[:CONTROLS], injected))})
+    trained = victim(args.model, known)
+    keep(**{_named("taught", False): _summed_rates(rates(trained, held[:CONTROLS], False))})
+    counts = rates(trained, held, True)
+    keep(**{_named("taught", True): _summed_rates(counts)})
+    chosen = [case for case, (k, _) in zip(held, counts, strict=True) if k >= LEAST * TRIALS]
+    rows: list[dict[str, Any]] = []
+    for case in chosen[: args.cases]:
+        rows.append(asked_why(trained, case))
+        keep(**summed(rows), rows=rows)
+
+
+def _named(agent: str, injected: bool) -> str:
+    return f"{agent}, {'with' if injected else 'without'} the injection"
+
+
+def _summed_rates(counts: Sequence[tuple[int, int]]) -> dict[str, int]:
+    """Replies that name the injected tool, and the user's, of how many."""
+    return {"wrong": sum(k for k, _ in counts), "right": sum(k for _, k in counts), "n": TRIALS * len(counts)}
 
 
 def summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
