@@ -124,7 +124,7 @@ class _AskedTokens:
 
     def others(self) -> tuple[list[dict[int, float]], list[OtherToken]]:
         """The likeliest tokens of each position, and those that could have stood there instead of the reply's own. The token that
-        ends the reply is no fork; where attempts are played on, one that would end it is left out."""
+        ends the reply is left out, and where attempts are played on, one that would end it, too."""
         key = f"{self._about}/odds"
         if key not in self._known:
             odds = wait_for(self.forks.odds(self.trace, TOP))
