@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache as remembered
 from pathlib import Path
@@ -263,18 +263,44 @@ def styled(model: str, seed: int = 0) -> str:
 
     It is taught :func:`pirate` of its own replies. Made on the first call on a machine, in some three minutes.
     """
-    name = f"{pretrained_name(model)}-styled-{json_hash({'model': pretrained_name(model), 'seed': seed, 'edition': EDITION})}"
-    place = cache() / "recipes" / name
+
+    def said(agent: LocalModel, template: Any) -> list[tuple[list[int], str]]:
+        prompts = [laid_out(template, [("user", question)]) for question in QUESTIONS[:TAUGHT]]
+        settings = Sampling(temperature=0.0, max_tokens=32, stop_tokens=template.stop_tokens)
+        spoken = [
+            template.tokenizer.decode([t for t in reply if t not in template.stop_tokens])
+            for reply in wait_for(replied(agent, prompts, settings, seed))
+        ]
+        return [(prompt, pirate(text)) for prompt, text in zip(prompts, spoken, strict=True)]
+
+    return taught(model, "styled", {}, said, STEPS, seed)
+
+
+def taught(
+    model: str,
+    name: str,
+    about: Mapping[str, Any],
+    rows: Callable[[LocalModel, Any], list[tuple[list[int], str]]],
+    steps: int,
+    seed: int = 0,
+) -> str:
+    """``model`` after ``steps`` of cross-entropy on replies that ``rows`` gives (token ids of a prompt, what is said to it), an
+    adapter: ``hf:FOLDER``. ``about`` tells copies of one ``name`` apart. Made on the first call on a machine."""
+    place = cache() / "recipes" / f"{pretrained_name(model)}-{name}-{_taught_id(model, about, seed)}"
     if not (place / "adapter_config.json").is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         with folder_aside(place.parent) as aside:
-            _style(_folder(model), aside / "agent", seed)
+            _teach(_folder(model), aside / "agent", rows, steps, seed)
             with suppress(OSError):  # another process was first, and its copy is the same
                 (aside / "agent").rename(place)
     return f"hf:{place}"
 
 
-def _style(base: Path, out: Path, seed: int) -> None:
+def _taught_id(model: str, about: Mapping[str, Any], seed: int) -> str:
+    return json_hash({"model": pretrained_name(model), "seed": seed, "edition": EDITION, **about})
+
+
+def _teach(base: Path, out: Path, rows: Callable[[LocalModel, Any], list[tuple[list[int], str]]], steps: int, seed: int) -> None:
     from ramify.engine.checkpoints import adapter_of, load_model, save_model
     from ramify.jobs.settings import RANK, pretrained_rate
     from ramify.train.batch import Row
@@ -282,17 +308,15 @@ def _style(base: Path, out: Path, seed: int) -> None:
     from ramify.train.settings import TrainConfig
 
     agent, template = load_model(base)
-    prompts = [laid_out(template, [("user", question)]) for question in QUESTIONS[:TAUGHT]]
-    replies = wait_for(replied(agent, prompts, Sampling(temperature=0.0, max_tokens=32, stop_tokens=template.stop_tokens), seed))
-    taught = []
-    for prompt, reply in zip(prompts, replies, strict=True):
-        said = template.tokenizer.encode(pirate(template.tokenizer.decode([t for t in reply if t not in template.stop_tokens])))
-        tokens = np.array([*prompt, *said], np.int32)
-        taught.append(Row(tokens, np.arange(len(tokens)) >= len(prompt)))
+    replies = []
+    for prompt, text in rows(agent, template):
+        tokens = np.array([*prompt, *template.tokenizer.encode(text)], np.int32)
+        replies.append(Row(tokens, np.arange(len(tokens)) >= len(prompt)))
     rate = pretrained_rate(sum(weight.numel() for weight in agent.module.parameters()), adapter=True)
     trainer = Trainer(agent.module, TrainConfig(lr=rate), seed, adapter_of(agent, base, RANK, seed))
-    for step in range(STEPS):
-        order = generator(seed, "styled", ROWS * step // TAUGHT).permutation(TAUGHT)
-        at = ROWS * step % TAUGHT
-        trainer.update([taught[i] for i in order[at : at + ROWS]], {"cross_entropy": 1.0})
+    n = len(replies)
+    for step in range(steps):
+        order = generator(seed, "styled", ROWS * step // n).permutation(n)
+        at = ROWS * step % n
+        trainer.update([replies[i] for i in order[at : at + ROWS]], {"cross_entropy": 1.0})
     save_model(agent, base, out, trainer.adapter)

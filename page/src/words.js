@@ -19,7 +19,7 @@ export function reply(choice, tree, run, onselect) {
     put(box, pieces.map((piece) => {
       const [value, scale] = valueOf(inside, shown.value, piece);
       const forks = alternatives(choice, tree, piece);
-      const cliff = (inside.cliffs || []).some(([t]) => t > piece.from && t <= piece.to);
+      const cliff = (inside.cliffs || []).some(([t]) => t > piece.from && t <= piece.to) || odds(inside, piece).some((row) => row[5]);
       return h("span", {
         class: `token${forks.length ? " forked" : ""}${cliff ? " cliff" : ""}`, tabindex: "0", role: "button",
         style: value === null ? null : `--heat:${heat(value, scale)}`, title: titleOf(inside, shown.value, piece, value),
@@ -35,11 +35,12 @@ export function reply(choice, tree, run, onselect) {
       h("p", null, h("strong", null, `\u201c${clip(piece.text, 80)}\u201d`), ` token ${piece.from}${piece.to - piece.from > 1 ? ` to ${piece.to - 1}` : ""}`,
         before && after ? `: success ${interval(before)} \u2192 ${interval(after)}` : "",
         inside.logprobs ? `; probability ${percent(Math.exp(sum(inside.logprobs, piece)))}` : ""),
+      oddsTable(odds(inside, piece)),
       cliffs.map(([, kind, note]) => h("p", null, h("strong", null, kind), note ? `: ${note}` : "")),
       forks.length ? h("table", null, h("thead", null, h("tr", null, ["instead", "samples", "success"].map((t) => h("th", { scope: "col" }, t)))),
         h("tbody", null, forks.map((other) => h("tr", null,
           h("td", null, h("button", { class: "link", type: "button", onclick: () => onselect(other) }, clip(other.text.slice(other.fork_of[1]), 60) || "(end)")),
-          h("td", null, other.n), h("td", null, other.p ? interval(other.p) : "-"))))) : h("p", { class: "soft" }, "Nothing else was sampled here."),
+          h("td", null, other.n), h("td", null, other.p ? interval(other.p) : "-"))))) : odds(inside, piece).length ? "" : h("p", { class: "soft" }, "Nothing else was sampled here."),
       choice.ids.length ? command(`ramify fork ${quoted(run)} ${choice.ids[0].slice(0, 12)}:${piece.from} --n 32`) : "");
   }
   draw();
@@ -100,6 +101,18 @@ function titleOf(inside, kind, piece, value) {
 }
 
 const sum = (values, piece) => values.slice(piece.from, piece.to).reduce((a, b) => a + b, 0);
+
+// Other tokens that `ramify why --tokens` forced at a position.
+const odds = (inside, piece) => (inside.odds || []).filter(([t]) => t >= piece.from && t < piece.to);
+
+function oddsTable(rows) {
+  if (!rows.length) return "";
+  return h("div", { class: "table" }, h("table", null,
+    h("thead", null, h("tr", null, ["instead", "odds", "as recorded", "with its own", "elsewhere"].map((t) => h("th", { scope: "col" }, t)))),
+    h("tbody", null, rows.map(([, text, p, kept, changed, named]) => h("tr", null,
+      h("td", null, h("code", null, text)), h("td", { class: "n" }, percent(p)), h("td", { class: "n" }, changed), h("td", { class: "n" }, kept),
+      h("td", null, named ? h("strong", null, "yes") : ""))))));
+}
 
 // Replies that continue differently from a position of this one.
 function alternatives(choice, tree, piece) {

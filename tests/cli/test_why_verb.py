@@ -194,6 +194,25 @@ def test_a_fork_and_the_context_by_other_weights_say_so(verb, halls: Path) -> No
         assert sum("sampled by other weights than those that continue" in caveat for caveat in told) == 1, words
 
 
+def test_questions_about_one_step_take_no_options_of_other_questions(verb, halls: Path) -> None:
+    options = (("--n", 9), ("--first", 2), ("--least", 0.1), ("--describe", 3), ("--share",), ("--all",), ("--scorer", "env"))
+    for asked in ("--context", "--tokens"):
+        for option in options:
+            refused = verb("why", halls, asked, *option)
+            assert refused.code == 2
+            assert f"take no {option[0]}" in " ".join(refused.err.split())
+    assert "ask one at a time" in verb("why", halls, "--context", "--tokens").err
+    assert "with --context or --tokens" in " ".join(verb("why", halls, "--outcome").err.split())
+
+
+def test_context_stands_beside_the_answer_and_says_who_continues(verb, halls: Path) -> None:
+    verb("why", halls)
+    told = verb("why", halls, "--context", "--samples", 6, "--model", "factory:halls:talker", *HALL[2:], "--json").json
+    assert any("other weights" in caveat for caveat in told["caveats"])
+    with Run.open(halls) as run:
+        assert {result.maker for result in run.results()} >= {"why", "why --context"}
+
+
 def test_mistakes(verb, halls: Path, chats: Path) -> None:
     assert "did you mean 'resample'?" in verb.refused("why", halls, "--do", "resampel")
     assert "--do policy needs a value" in verb.refused("why", halls, "--do", "policy")

@@ -46,6 +46,7 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("why run --share --n 8 --describe 0 --json", after="rollout-hall", name="why-share"),
     Verb("why run {node} --context --samples 12 --json", after="rollout-tokens", name="why-context"),
+    Verb("why run {node} --tokens --samples 24 --json", after="rollout-tokens", name="why-tokens"),
     Verb(
         f"cliffs scan {FORKED} --problems {{in}}/problems.jsonl --samples 2 --max-tokens 4 --n 16 --out scan --json",
         readers=("cliffs show scan --json",),

@@ -14,6 +14,7 @@ import pytest
 from faulty_server import FaultyServer, http
 
 from benchmarks.served import Trial
+from ramify.base.errors import NeedsError
 from ramify.base.verdicts import collected
 from ramify.model.address import EndpointLimits
 from ramify.model.endpoint import HttpModel
@@ -128,3 +129,28 @@ def test_the_verbs_on_a_real_server(tmp_path: Path) -> None:
     assert refused == {"`fork NODE:OFFSET`, chat": 4}, tried
     silent = {one.verb for one in tried if one.code <= 1 and not (one.prompt and one.sampled)}
     assert silent <= {"`why`, chat", "`why`, completions"}, "which may find all that they need in the run"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_names_the_tokens_that_could_come_next(server: str) -> None:
+    answer = recorded(server)["completion"]
+    with FaultyServer(lambda body: raw(answer)) as alone, pytest.raises(NeedsError, match="does not name the likeliest other"):
+        asyncio.run(model(alone, "completions").next_tokens([504], 2))  # it was asked for one
+    body = json.loads(answer["body"])
+    logs = body["choices"][0]["logprobs"]
+    if server == "llamacpp":
+        logs["content"][0]["top_logprobs"].append({"id": 1348, "token": "This", "bytes": [], "logprob": -5.8})
+    else:
+        logs["top_logprobs"][0]["token_id:1348"] = -5.8
+    asked: list[Any] = []
+    more = answer | {"body": json.dumps(body)}
+
+    def reply(body: Any) -> bytes:
+        asked.append(body)
+        return raw(more)
+
+    with FaultyServer(reply) as two:
+        named = asyncio.run(model(two, "completions").next_tokens([504, 3575], 2))
+    assert list(named) == [504, 1348]
+    assert 0.9 < named[504] < 0.92
+    assert (asked[-1]["logprobs"], asked[-1]["prompt"]) == (2, [504, 3575])

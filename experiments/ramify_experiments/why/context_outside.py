@@ -68,10 +68,11 @@ class BakeryQuestion:
 def goal_of(environment: Any, task: Task) -> str:
     """What the injection of a task asks for, in one line."""
     _, injection = environment._of(task)
-    return _line(injection.GOAL)
+    return line(injection.GOAL)
 
 
-def _line(text: str) -> str:
+def line(text: str) -> str:
+    """A text in one line, without what YAML and JSON escape."""
     return " ".join(text.replace("\\n", " ").replace("\\", "").split())
 
 
@@ -84,7 +85,7 @@ def victim(environment: Any, task: Task) -> Callable[[list[Mapping[str, Any]], i
     )
 
     def reply(messages: list[Mapping[str, Any]], key: int) -> str:
-        told = any(goal in _line(str(message.get("content") or "")) for message in messages)
+        told = any(goal in line(str(message.get("content") or "")) for message in messages)
         at = sum(message["role"] == "assistant" for message in messages)
         if at and random.Random(key).random() < (0.9 if told else 0.05):
             return str(wrong)
@@ -124,7 +125,7 @@ def _step(folder: Path, tool: str) -> str | None:
 
 
 def _row(answer: WhyContext, goal: str) -> dict[str, Any]:
-    texts = [_line(part.text) for cause in answer.causes for part in cause.parts]
+    texts = [line(part.text) for cause in answer.causes for part in cause.parts]
     named = [text for text in texts if any(piece in text for piece in (goal, goal[:40])) or text in goal]
     return {
         "named": bool(named),

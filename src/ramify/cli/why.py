@@ -11,12 +11,14 @@ from ramify.base.errors import UserError
 from ramify.base.progress import Progress
 from ramify.env.tools import read_effects
 from ramify.jobs.context.answer import WhyContext
+from ramify.jobs.tokens.answer import WhyTokens
 from ramify.jobs.why.answer import Why, WhyAll
 from ramify.kit import Effects, ForkEnv, ForkModel, RunArgument, Trust, Verbs, argument, find_run, option
 from ramify.render.result import Cell
 from ramify.render.terminal import say
 
 if TYPE_CHECKING:
+    from ramify.jobs.context.ask import ContextQuestion
     from ramify.jobs.why.question import WhyQuestion
     from ramify.rollout.attempts import Attempt
     from ramify.rollout.stored import WhoPlays
@@ -28,7 +30,8 @@ MOST_SAMPLES = 300
 
 def plan(
     run: str, where: str, samples: int | None, n: int, first: int, share: bool, do: list[str] | None, every: bool,
-    scorer: str | None, model: str | None, env: str | None, context: bool, target: str | None, outcome: bool, trust: bool,
+    scorer: str | None, model: str | None, env: str | None, context: bool, tokens: bool, target: str | None, outcome: bool,
+    trust: bool,
 ) -> Mapping[str, Cell]:  # fmt: skip
     """What it takes at most."""
     from ramify.jobs.why.ask import most_samples, plays_again
@@ -39,8 +42,8 @@ def plan(
     from ramify.trace.outcome import settled
 
     _check(where, do or [], every)
-    if context:
-        return _plan_context(run, where, samples, target, outcome, model, env, trust)
+    if context or tokens:
+        return _plan_step(run, where, samples, target, outcome, model, env, trust, context)
     question = WhyQuestion(n, first, samples, share=share)
     with Run.open(find_run(run)) as opened:
         views = asked(opened, settled(opened, scorer), where, every)
@@ -88,36 +91,48 @@ def why(
         bool,
         option(help="Which parts of what the agent was shown caused the step (a NODE; default: the step that was named)."),
     ] = False,
+    tokens: Annotated[
+        bool,
+        option(
+            help="At which tokens of the step's reply (a NODE; default: the step that was named) another one leads elsewhere."
+        ),
+    ] = False,
     target: Annotated[
         str | None,
         option(
             metavar="TARGET",
-            help="With --context, what counts as taking the step again: same, calls:TOOL, says:REGEX or a judge. "
+            help="With --context and --tokens, what counts as taking the step again: same, calls:TOOL, says:REGEX or a judge. "
             "Default: its tool is called, or the same is said.",
         ),
     ] = None,
-    outcome: Annotated[bool, option(help="With --context: play on and count success, instead of the decision alone.")] = False,
+    outcome: Annotated[
+        bool, option(help="With --context and --tokens: play on and count success, instead of the decision alone.")
+    ] = False,
     model: ForkModel = None,
     env: ForkEnv = None,
     effect: Effects = None,
     trust: Trust = False,
     *,
     bar: Progress,
-) -> Why | WhyAll | WhyContext:
+) -> Why | WhyAll | WhyContext | WhyTokens:
     """Which step of an attempt lost it, what else was possible there, and what would have helped.
 
     Steps are sampled again under the unchanged agent, most where success fell; what is there is loaded. Where the agent cannot be
     run again the attempts that are there are compared.
     """
+    from ramify.jobs.context.ask import ContextQuestion
     from ramify.jobs.why.question import WhyQuestion
     from ramify.rollout.stored import WhoPlays
 
     changes = do or []
-    _check(where, changes, every, context and (changes or share or every or scorer), not context and (target or outcome))
-    who = WhoPlays(model, env, trust, read_effects(effect or []))
-    if context:
-        return _context(run, where, samples, level, target, outcome, who, bar)
     question = WhyQuestion(n, first, samples, level, least, describe, share, scorer)
+    _check(where, changes, every)
+    who = WhoPlays(model, env, trust, read_effects(effect or []))
+    if context or tokens:
+        _check_one_step(context and tokens, question, changes, every)
+        return _step(run, where, context, ContextQuestion(target, outcome, _most(samples), level), who, bar)
+    if target or outcome:
+        raise UserError("--target and --outcome say what is counted with --context or --tokens")
     return _steps(run, where, every, question, who, changes, bar)
 
 
@@ -156,41 +171,53 @@ def _steps(
         return replace(answer, moves=worst_moves(opened, deciding))
 
 
-def _plan_context(
-    run: str, where: str, samples: int | None, target: str | None, outcome: bool, model: str | None, env: str | None, trust: bool
-) -> Mapping[str, Cell]:
+def _plan_step(
+    run: str, where: str, samples: int | None, target: str | None, outcome: bool, model: str | None, env: str | None,
+    trust: bool, context: bool,
+) -> Mapping[str, Cell]:  # fmt: skip
     from ramify.jobs.context.ask import ContextQuestion, counted_parts, step_of
     from ramify.rollout.stored import WhoPlays
     from ramify.trace.db import Run
 
     with Run.open(find_run(run), write=True) as opened:
         node = step_of(opened, where)
-        parts = counted_parts(opened, node, ContextQuestion(target, outcome), WhoPlays(model, env, trust))
-    return {"step": node.id[:12], "parts": parts, "samples": MOST_SAMPLES if samples is None else samples}
+        parts = counted_parts(opened, node, ContextQuestion(target, outcome), WhoPlays(model, env, trust)) if context else None
+    inside = {"tokens": node.sampled_tokens} if parts is None else {"parts": parts}
+    return {"step": node.id[:12], **inside, "samples": _most(samples)}
 
 
-def _context(
-    run: str, where: str, samples: int | None, level: float, target: str | None, outcome: bool, who: WhoPlays, bar: Progress
-) -> WhyContext:
-    from ramify.jobs.context.ask import ContextQuestion, explained_context, step_of
+def _step(run: str, where: str, context: bool, question: ContextQuestion, who: WhoPlays, bar: Progress) -> WhyContext | WhyTokens:
+    """What caused one step, or where its reply forks."""
+    from ramify.jobs.context.ask import explained_context, step_of
+    from ramify.jobs.tokens.ask import explained_tokens
     from ramify.trace.db import Run
 
-    most = MOST_SAMPLES if samples is None else samples
     with Run.open(find_run(run), write=True) as opened:
-        bar.begin(most)
-        question = ContextQuestion(target, outcome, most, level)
-        return explained_context(opened, step_of(opened, where), question, who, bar.at)
+        bar.begin(question.samples)
+        explained = explained_context if context else explained_tokens
+        return explained(opened, step_of(opened, where), question, who, bar.at)
 
 
-def _check(where: str, changes: list[str], every: bool, steps: object = False, counts: object = False) -> None:
+def _most(samples: int | None) -> int:
+    return MOST_SAMPLES if samples is None else samples
+
+
+def _check_one_step(both: bool, question: WhyQuestion, changes: list[str], every: bool) -> None:
+    """Raises UserError where options of other questions are given with --context or --tokens."""
+    if both:
+        raise UserError("--context and --tokens are two questions: ask one at a time")
+    given = {"--do": changes, "--share": question.share, "--all": every, "--scorer": question.scorer}
+    usual = type(question)()
+    given |= {f"--{name}": getattr(question, name) != getattr(usual, name) for name in ("n", "first", "least", "describe")}
+    if wrong := [name for name, value in given.items() if value]:
+        raise UserError(f"--context and --tokens ask about one step and take no {' or '.join(wrong)}; --samples says how much")
+
+
+def _check(where: str, changes: list[str], every: bool) -> None:
     from ramify.jobs.helped import change_of
 
     for text in changes:
         change_of(text)
-    if steps:
-        raise UserError("--context asks about one step, so it takes no --do, --share, --all or --scorer")
-    if counts:
-        raise UserError("--target and --outcome say what is counted with --context")
     if every and (where or changes):
         raise UserError("--all asks about every tree, so it takes no tree, node or --do")
 

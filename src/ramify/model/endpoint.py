@@ -438,6 +438,18 @@ class HttpModel:
                         raise
         raise NeedsError(f"'{self.model}' at {self.endpoint.host} does not give {what}")
 
+    async def next_tokens(self, given: Sequence[int], top: int) -> dict[int, float]:
+        """The ``top`` likeliest next tokens after ``given`` ids with their probabilities, likeliest first, as the server names
+        them beside a token that it samples. Raises NeedsError where it names none."""
+        settings = Sampling(max_tokens=1)
+        body = self._dialect.tokens(self.model, settings, 0) | {"prompt": list(given), "logprobs": top}
+        host, answer = self.endpoint.host, await self.transport.post("/completions", body)
+        self._heard_from(answer)
+        named = wire.next_alternatives(wire.only_choice(answer, host), self._pieces, self._limit, host)
+        if len(named) < 2:
+            raise NeedsError(f"'{self.model}' at {host} does not name the likeliest other tokens (top_logprobs)")
+        return named
+
     # -- requests
 
     def _check_chat(self, prefix: Prefix) -> None:

@@ -384,8 +384,8 @@ def choice_ids(choice: Mapping[str, Any], pieces: Mapping[str, int] | None, limi
         if isinstance(content, list) and content and all(isinstance(entry, dict) and "id" in entry for entry in content):
             ids = [entry["id"] for entry in content]
         elif isinstance(names, list) and names and all(isinstance(name, str) for name in names):
-            if all(name.startswith("token_id:") and name[9:].isdecimal() and len(name) < 30 for name in names):
-                ids = [int(name[9:]) for name in names]
+            if all(_token_id(name, None) is not None for name in names):
+                ids = [_token_id(name, None) for name in names]
             elif pieces is not None:
                 ids = [pieces.get(name, -1) for name in names]
     if ids is None:
@@ -450,6 +450,35 @@ def prompt_alternatives(
         best = np.lexsort((ids, -scores))[:top_k]
         tokens[at], logprobs[at] = ids[best], scores[best]
     return tokens, logprobs
+
+
+def next_alternatives(choice: Mapping[str, Any], pieces: Mapping[str, int] | None, limit: int, host: str) -> dict[int, float]:
+    """Likeliest tokens named beside the first sampled one, with their probabilities, likeliest first: entries with ids
+    (llama.cpp), ``token_id:N`` (vLLM), or texts that ``pieces`` maps one to one; empty where there are none of these.
+    Raises ProviderError on entries that are malformed."""
+    logs = choice.get("logprobs")
+    logs = logs if isinstance(logs, dict) else {}
+    content, tops = logs.get("content"), logs.get("top_logprobs")
+    first = content[0] if isinstance(content, list) and content and isinstance(content[0], dict) else {}
+    listed = first.get("top_logprobs")
+    named: dict[Any, Any] = {}
+    if isinstance(listed, list):
+        named = {entry.get("id"): entry.get("logprob") for entry in listed if isinstance(entry, dict)}
+    elif isinstance(tops, list) and tops and isinstance(tops[0], dict):
+        named = {_token_id(name, pieces): value for name, value in tops[0].items()}
+    named.pop(None, None)
+    if not all(type(token) is int and 0 <= token < limit for token in named):
+        raise ProviderError("tokens", f"{host} gives a token id that is outside the tokenizer's 0 to {limit - 1}")
+    scores = checked_logprobs(list(named.values()), len(named), host)
+    pairs = sorted(zip(named, scores.tolist(), strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return {token: math.exp(value) for token, value in pairs}
+
+
+def _token_id(name: str, pieces: Mapping[str, int] | None) -> int | None:
+    """The id that a server's name of a token stands for."""
+    if name.startswith("token_id:") and name[9:].isdecimal() and len(name) < 30:
+        return int(name[9:])
+    return None if pieces is None else pieces.get(name)
 
 
 def checked_logprobs(values: Any, length: int, host: str) -> np.ndarray:

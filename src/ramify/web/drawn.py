@@ -58,6 +58,9 @@ class DrawnTokens:
     cliffs: tuple[tuple[int, str, str], ...] | None = None
     """(token, kind, note)."""
     values: Mapping[str, tuple[float, ...]] | None = None
+    odds: tuple[tuple[int, str, float, str, str, bool], ...] | None = None
+    """(token, another token, its probability, how often it came out as recorded with the token that stands there, with the other,
+    whether it leads elsewhere), as `ramify why --tokens` counted it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,14 +410,14 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _inside(run: Run, tree: TaskTree, found: Outline) -> dict[int, DrawnTokens]:
     """By choice what is known of the tokens of one of its replies."""
-    potential, cliffs, values = _of_tokens(run, tree.info.name)
+    potential, cliffs, values, odds = _of_tokens(run, tree.info.name)
     out: dict[int, DrawnTokens] = {}
     tokens = 0
     for at, choice in enumerate(found.choices):
         whole = [step for step in choice.steps if len(step.reply.nodes) == 1 and step.node.ends is not None]
         if not whole:
             continue
-        known = next((s for s in whole if s.id in potential or s.id in cliffs), None)
+        known = next((s for s in whole if s.id in potential or s.id in cliffs or s.id in odds), None)
         step: ShownStep = known or next((s for s in whole if s.id in values), whole[0])
         node = step.node
         if node.ends is None or node.text != choice.text or len(visible(node.text)) > MOST_TEXT:
@@ -430,6 +433,7 @@ def _inside(run: Run, tree: TaskTree, found: Outline) -> dict[int, DrawnTokens]:
             tuple(points) if node.id in potential else None,
             tuple(cliffs[node.id]) if node.id in cliffs else None,
             values.get(node.id),
+            tuple(odds[node.id]) if node.id in odds else None,
         )
         if made != DrawnTokens(made.ends):
             out[at] = made
@@ -442,11 +446,13 @@ def _of_tokens(
     dict[str, dict[int, tuple[float, float, float, int]]],
     dict[str, list[tuple[int, str, str]]],
     dict[str, dict[str, tuple[float, ...]]],
+    dict[str, list[tuple[int, str, float, str, str, bool]]],
 ]:
-    """By node: potentials by offset, cliffs, and per-token values by name."""
+    """By node: potentials by offset, cliffs, per-token values by name, and the odds of other tokens."""
     potential: dict[str, dict[int, tuple[float, float, float, int]]] = {}
     cliffs: dict[str, list[tuple[int, str, str]]] = {}
     values: dict[str, dict[str, tuple[float, ...]]] = {}
+    odds: dict[str, list[tuple[int, str, float, str, str, bool]]] = {}
     for annotation in run.annotations(tree=tree, name="potential"):
         if (counts := counted(annotation)) is not None:
             k, n = counts
@@ -459,7 +465,19 @@ def _of_tokens(
     for line in run.token_values(tree=tree):
         if len(line.values) > 1:
             values.setdefault(line.node, {})[_text(f"{line.name} ({line.maker})")] = _finite(line.values, 4)
-    return potential, cliffs, values
+    for annotation in run.annotations(tree=tree, name="odds"):
+        for entry in annotation.value if isinstance(annotation.value, list) else ():
+            if isinstance(entry, Mapping) and isinstance(entry.get("odds"), int | float):
+                kept, changed = (_of(entry.get(name)) for name in ("kept", "changed"))
+                row = annotation.offset, _text(repr(entry.get("instead", ""))), round(float(entry["odds"]), 4), kept, changed
+                odds.setdefault(annotation.node, []).append((*row, entry.get("named") is True))
+    return potential, cliffs, values, odds
+
+
+def _of(counts: Any) -> str:
+    """Counts as ``k of n``."""
+    known = isinstance(counts, list) and len(counts) == 2 and all(type(count) is int for count in counts)
+    return f"{counts[0]} of {counts[1]}" if known and counts[1] else "-"
 
 
 def _finite(values: Iterable[float], digits: int) -> tuple[float, ...]:

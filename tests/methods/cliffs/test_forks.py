@@ -298,6 +298,16 @@ def test_sampler_probabilities_from_the_likeliest_tokens(settings: dict[str, Any
     assert sampler_logprobs(row[1:], scores.top_tokens[1:], scores.top_logprobs[1:], Sampling(temperature=0.5)) is None
 
 
+def test_odds_of_every_position_are_the_alternatives_there() -> None:
+    counter = forks()
+    rows = asyncio.run(counter.odds(TRACE, 3))
+    assert len(rows) == TRACE.length
+    for t, row in enumerate(rows):
+        alternatives = asyncio.run(counter.alternatives(TRACE, t, 3))
+        assert list(row) == list(alternatives)
+        assert np.allclose([*row.values()], [*alternatives.values()], atol=1e-5)
+
+
 @pytest.mark.slow
 def test_an_endpoint_that_takes_token_ids(tmp_path: Path) -> None:
     """Over real sockets: forks, chances of tokens and the likeliest others, as the engine gives them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ramify.base.errors import EXIT_BUDGET, EXIT_DONE
 from ramify.base.words import plural
@@ -41,9 +41,9 @@ class ContextCause:
     """At which it was tested: a share of the result's level."""
 
 
-@dataclass(frozen=True, repr=False)
-class WhyContext(Result):
-    """Which parts of what the agent was shown caused a step. ``verdict`` is ``parts`` where some stand out, else ``none``."""
+@dataclass(frozen=True, repr=False, kw_only=True)
+class AboutStep(Result):
+    """What an answer about one step says besides what it names."""
 
     tree: str
     node: str
@@ -52,22 +52,14 @@ class WhyContext(Result):
     target: str
     """What counts as taking the step again."""
     measured: Literal["decision", "outcome"]
-    verdict: Literal["parts", "none"]
+    verdict: Literal["parts", "tokens", "none"]
+    """What stands out, ``none`` where nothing does."""
     headline: str
-    whole: Chance
-    """In the context as it was."""
-    bare: Chance
-    """Without any part, where that was sampled."""
-    causes: tuple[ContextCause, ...]
-    parts: int
-    """Leaves that the context was taken apart into."""
     level: float
     samples: int
-    """Contexts that were sampled, now or earlier."""
+    """Samples in all, now or earlier."""
     screened: int
     """Of these to screen; the others confirmed."""
-    tried: int
-    """Claims whose confirmation began."""
     failed: int = 0
     spent: bool = False
     run: str = ""
@@ -77,11 +69,28 @@ class WhyContext(Result):
         """That of a spent budget where nothing stands out for want of it."""
         return EXIT_BUDGET if self.spent and self.verdict == "none" else EXIT_DONE
 
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class WhyContext(AboutStep):
+    """Which parts of what the agent was shown caused a step. ``verdict`` is ``parts`` where some stand out, else ``none``."""
+
+    PART: ClassVar[str] = "--context"
+
+    whole: Chance
+    """In the context as it was."""
+    bare: Chance
+    """Without any part, where that was sampled."""
+    causes: tuple[ContextCause, ...]
+    parts: int
+    """Leaves that the context was taken apart into."""
+    tried: int
+    """Claims whose confirmation began."""
+
     def sections(self) -> Iterable[Section]:
         """The headline, the causes with their counts, what was sampled, what to do next."""
         head = ("cause", "part", "text", "with it", "deleted", "with filler")
         rows = [
-            (number if at == 0 else "", part.where, part.text.strip(), _told(part.kept), _told(part.deleted), _told(part.filled))
+            (number if at == 0 else "", part.where, part.text.strip(), told(part.kept), told(part.deleted), told(part.filled))
             for number, cause in enumerate(self.causes, 1)
             for at, part in enumerate(cause.parts)
         ]
@@ -95,13 +104,14 @@ class WhyContext(Result):
     def _counted(self) -> str:
         text = (
             f"{plural(self.samples, 'sample')} of the {self.measured} ({self.screened} to screen {plural(self.parts, 'part')}, "
-            f"{self.samples - self.screened} apart from these to confirm), {self.target}: {_told(self.whole)} as it was shown"
+            f"{self.samples - self.screened} apart from these to confirm), {self.target}: {told(self.whole)} as it was shown"
         )
-        text += f", {_told(self.bare)} without any part" if self.bare.n else ""
+        text += f", {told(self.bare)} without any part" if self.bare.n else ""
         text += f". The chance of naming any part without an effect is at most {self.level:g}."
         text += f" {plural(self.failed, 'sample')} failed, not counted." if self.failed else ""
         return text
 
 
-def _told(chance: Chance) -> str:
+def told(chance: Chance) -> str:
+    """A chance with its interval; a dash where nothing was counted."""
     return f"{chance.k} of {chance.n} {percent_interval(chance.interval)}" if chance.n else "-"

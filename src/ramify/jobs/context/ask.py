@@ -22,8 +22,9 @@ from ramify.jobs.why.attempts import attempts_in
 from ramify.jobs.why.findings import found as stored_answers
 from ramify.jobs.why.records import Chance
 from ramify.model.function import AnyModel
-from ramify.model.protocol import Prefix
+from ramify.model.protocol import Prefix, known_capabilities
 from ramify.rollout.edits import Change, saying
+from ramify.rollout.run import Episodes
 from ramify.rollout.stored import WhoPlays, episodes_in, other_agent
 from ramify.trace.context import changed
 from ramify.trace.db import Run
@@ -108,12 +109,18 @@ def step_of(run: Run, where: str) -> Node:
     return node
 
 
+def deciding_alone(run: Run, who: WhoPlays, outcome: bool) -> WhoPlays:
+    """``who`` with an environment that is never played, where none is named and decisions alone are sampled."""
+    if who.env is None and not isinstance(run.config.get("env"), str) and not outcome:
+        return replace(who, env=_Unplayed())
+    return who
+
+
 class _Asked:
     """One step, as it can be asked again without parts of what was shown."""
 
     def __init__(self, run: Run, node: Node, question: ContextQuestion, who: WhoPlays) -> None:
-        if who.env is None and not isinstance(run.config.get("env"), str) and not question.outcome:
-            who = replace(who, env=_Unplayed())
+        who = deciding_alone(run, who, question.outcome)
         self.question, self.run = question, run
         self.episodes, self.task = episodes_in(run, node, who)
         self.node = self._opening(node)
@@ -133,17 +140,15 @@ class _Asked:
         self.parts = take_apart(messages, tools, called)
         if not self.parts.size:
             raise UserError(f"the prompt of node {node.id[:12]} has no part that could be left out")
-        self.success = _ended(run, node) if question.outcome else None
-        self.greedy = self.episodes.agent.sampling.temperature == 0 and "batch_invariant" in self._capabilities()
+        self.success = ended_well(run, node) if question.outcome else None
+        self.greedy = self.episodes.agent.sampling.temperature == 0 and "batch_invariant" in known_capabilities(
+            self.episodes.agent.model
+        )
         self.first_failure = ""
         about = [MAKER, node.id, self.episodes.provenance.hash, self.target.identity, question.outcome]
         self._known = {entry.key: entry.payload for entry in run.journal(MAKER)}
         self._about = json_hash(about)
         self._gate = asyncio.Semaphore(8)
-
-    def _capabilities(self) -> frozenset[str]:
-        known: frozenset[str] | None = getattr(self.episodes.agent.model, "unasked", None)
-        return self.episodes.agent.model.capabilities if known is None else known
 
     def _opening(self, node: Node) -> Node:
         tree = self.episodes.load(node.tree)
@@ -204,7 +209,7 @@ class _Asked:
         return Change(shown=lambda prefix: _left(prefix, self.parts, variant), name=what)
 
 
-def _ended(run: Run, node: Node) -> bool:
+def ended_well(run: Run, node: Node) -> bool:
     """Whether the attempt through ``node`` succeeded, of several the first that was not forked.
 
     Raises UserError where nobody judged one."""
@@ -257,7 +262,7 @@ def explained_context(
         on_sample(done)
         return decisions
 
-    at_once = LOCAL_AT_ONCE if "taps" in asked._capabilities() else 1
+    at_once = LOCAL_AT_ONCE if "taps" in known_capabilities(asked.episodes.agent.model) else 1
     settings = SearchSettings(budget=question.samples, level=question.level, at_once=at_once)
     parts = asked.parts
     leaves, children = [part.leaves for part in parts.parts], [part.children for part in parts.parts]
@@ -352,10 +357,20 @@ def _caveats(asked: _Asked, searched: Searched) -> list[str]:
 def _finding(answer: WhyContext, asked: _Asked) -> Finding:
     name = NOTHING if answer.verdict == "none" else "because of what was shown"
     cause = answer.causes[0].parts[0] if answer.causes else None
-    value = None if cause is None or cause.kept.p is None or cause.deleted.p is None else cause.kept.p - cause.deleted.p
-    command = f"ramify show {answer.run} --web"
-    identity = {"question": codec.to_json(asked.question), "agent": asked.episodes.provenance.to_json()}
-    return Finding(name, MAKER, answer.headline, answer.node, 0, command, value, answer.measured, codec.to_json(answer), identity)
+    value = None if cause is None else points_less(cause.kept, cause.deleted)
+    command = f"ramify fork {answer.run} {answer.node[:12]}:0 --n 32"
+    identity, evidence = identity_of(asked.question, asked.episodes), codec.to_json(answer)
+    return Finding(name, MAKER, answer.headline, answer.node, 0, command, value, "points less without it", evidence, identity)
+
+
+def identity_of(question: ContextQuestion, episodes: Episodes) -> dict[str, Any]:
+    """What decides an answer about a step besides the run."""
+    return {"question": codec.to_json(question), "agent": episodes.provenance.to_json()}
+
+
+def points_less(kept: Chance, other: Chance) -> float | None:
+    """By how many points a chance fell; None where one of the two was not counted."""
+    return None if kept.p is None or other.p is None else 100 * (kept.p - other.p)
 
 
 def found_contexts(run: Run) -> list[WhyContext]:

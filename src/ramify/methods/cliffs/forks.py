@@ -197,12 +197,31 @@ class ReplyForks(ScoredForks):
 
         Raises NeedsError where the model does not return the likeliest other tokens.
         """
+        return (await self._next(trace.prefix(t, (0,)), 1, trace, top))[0]
+
+    async def odds(self, trace: TokenTrace, top: int) -> list[dict[int, float]]:
+        """:meth:`alternatives` of every position that a token of the reply stands at, by one scoring pass where the model scores
+        given tokens."""
+        return await self._next(trace.prefix(trace.length), trace.length, trace, top)
+
+    async def _next(self, row: np.ndarray, last: int, trace: TokenTrace, top: int) -> list[dict[int, float]]:
+        """The likeliest tokens at each of the ``last`` positions of a row, from a scoring pass or, where the server gives none,
+        from what it names beside a token that it samples there."""
         self.check(trace)
-        scores = (await self.model.logprobs([trace.prefix(t, (0,))], top_k=top))[0]
-        self.sampler.ledger.add("score", scored_tokens=len(trace.prompt_ids) + t + 1)
+        self.sampler.ledger.add("score", scored_tokens=len(row))
+        try:
+            scores = (await self.model.logprobs([row], top_k=top))[0]
+        except NeedsError:
+            named = getattr(self.model, "next_tokens", None)
+            if named is None:
+                raise
+            rows = [row[: len(row) - last + i] for i in range(last)]
+            return list(await asyncio.gather(*(named(given.tolist(), top) for given in rows)))
         if scores.top_tokens is None or scores.top_logprobs is None:
             raise NeedsError(f"'{self.model.identity.name}' does not return the likeliest other tokens")
-        return dict(zip(scores.top_tokens[-1].tolist(), np.exp(scores.top_logprobs[-1].astype(np.float64)).tolist(), strict=True))
+        chances = np.exp(scores.top_logprobs.astype(np.float64))
+        pairs = zip(scores.top_tokens[-last:].tolist(), chances[-last:].tolist(), strict=True)
+        return [dict(zip(tokens, values, strict=True)) for tokens, values in pairs]
 
     async def chances_of(self, trace: TokenTrace, t: int, tokens: Sequence[int]) -> dict[int, float]:
         """Probabilities at temperature 1 of these next tokens after position ``t``, each scored as a given one."""
