@@ -14,7 +14,8 @@ import ramify
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.cli.main import main
-from ramify.jobs.fix import FixQuestion, check_candidates, fix
+from ramify.jobs.fix.ask import FixQuestion, fix
+from ramify.jobs.fix.candidates import check_candidates
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.stored import WhoPlays
 from ramify.trace.db import Run
@@ -88,7 +89,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     edit = tmp_path / "left.json"
     edit.write_text(json.dumps({"rule": {"add": HELPS}}))
     capsys.readouterr()
-    assert main(["fix", str(path), node[:12], "--rule", REWORDS, "--dry-run", "--json"]) == 0
+    assert main(["fix", str(path), node[:12], "--rule", REWORDS, "--dry-run"]) == 2
+    assert "nothing to continue with: name them (--model, --env" in capsys.readouterr().err
+    assert main(["fix", str(path), node[:12], "--rule", REWORDS, "--dry-run", "--json", *who]) == 0
     assert "96" in capsys.readouterr().out  # twice 16 at the step and 8 at each of 4 tasks
     assert main(["fix", str(path), node, "--try", str(edit), *who]) == 0
     out = " ".join(capsys.readouterr().out.split())
