@@ -131,7 +131,7 @@ class EditsFiles(Protocol):
         ...
 
     def with_file(self, task: Task, path: str, text: str) -> Task:
-        """The task whose attempts begin with ``text`` in the file at ``path``."""
+        """The task, under a name of its own, whose attempts begin with ``text`` in the file at ``path``."""
         ...
 
     def patch(self, task: Task) -> str:

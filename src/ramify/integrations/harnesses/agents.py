@@ -166,7 +166,8 @@ class AgentEnvironment:
 
     def with_file(self, task: Task, path: str, text: str) -> Task:
         """See :class:`ramify.env.protocol.EditsFiles`."""
-        return Task(task.id, {**task.data, BASE: commit_with(self._checked_out(), self.base, path, text)})
+        commit = commit_with(self._checked_out(), self.base, path, text)
+        return Task(f"{task.id} with {path} {commit[:8]}", {**task.data, BASE: commit})
 
     def patch(self, task: Task) -> str:
         """See :class:`ramify.env.protocol.EditsFiles`."""

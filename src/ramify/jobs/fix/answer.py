@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ramify.base.words import plural
@@ -75,7 +75,7 @@ class Fixes(Result):
     unread: int = 0
     call: int = 1
     """How many calls about this run declared candidates, this one among them: each has a level of its own."""
-    wrote: str = field(default="", metadata={"kept": False})
+    wrote: str = ""
     """The file that holds the accepted edit."""
 
     @property

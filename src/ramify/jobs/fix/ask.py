@@ -210,7 +210,7 @@ class _Playing:
             edit = self.edits[name][FILE]
             edited = environment.with_file(task, edit["path"], edit["text"])
             self.diffs[name] = environment.patch(edited)
-            begun.append((f"{node.tree}, {edit['path']} {json_hash(edit)[:8]}", edited))
+            begun.append((node.tree + edited.id.removeprefix(task.id), edited))
         played: list[list[Attempt]] = [[] for _ in begun]
         purpose = f"{KIND} {json_hash(key)[:12]}"
 
