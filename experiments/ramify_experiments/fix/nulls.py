@@ -122,7 +122,7 @@ with socket.create_connection((name, int(port))) as server:
     answer = server.makefile().read().partition("\\n\\n")[2]
 open("answer.txt", "w").write(json.loads(answer)["choices"][0]["message"]["content"])
 """
-"""Asks once what AGENTS.md says, and writes the answer down; without a client of HTTP, which takes longer to load than all else."""
+"""Asks once what AGENTS.md says, and writes the answer down; without a client of HTTP, which takes long to load."""
 AGENTS = "# Rules\n\nWrite the product of 3 and 4.\n"
 FILES = {
     "helps": f"{AGENTS}Multiply, do not add.\n",
@@ -184,7 +184,7 @@ CASES = (
         "The same of tasks that are won from 10 to 90 % of the time.",
         uneven,
         0.05,
-        full=200,
+        full=100,
         quick=2,
     ),
     KnownCase(
@@ -194,7 +194,7 @@ CASES = (
         "in 8 whole attempts each, and one that is accepted is a false finding.",
         file_reworded,
         0.05,
-        full=200,
+        full=100,
         quick=1,
     ),
     KnownCase(
@@ -203,7 +203,7 @@ CASES = (
         "A rule raises success from 50 to 95 %; it must be accepted, and not one of the two beside it that change nothing.",
         helps,
         0.8,
-        full=60,
+        full=40,
         quick=2,
     ),
     KnownCase(
@@ -212,7 +212,7 @@ CASES = (
         "A line of AGENTS.md raises success from 50 to 95 %; its text must be accepted, and not the reworded one.",
         file_helps,
         0.8,
-        full=20,
+        full=12,
         quick=1,
     ),
 )

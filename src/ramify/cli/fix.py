@@ -89,8 +89,7 @@ def plan(
         edits, file = tried.candidates(opened, who)
         if tried.propose is not None:
             place_of(opened, where)
-            form = {"file": {}} if file is not None else {"rule": {}}
-            edits |= {f"proposal {i}": {**form, "number": i} for i in range(MOST)}
+            edits |= {f"proposal {i}": {"rule" if file is None else "file": i} for i in range(MOST)}
         else:
             edits = dict(check_candidates(edits))
         step = steps_needed(edits, opened, where)

@@ -377,6 +377,7 @@ async def compare(
 
 def diff_of(episodes: Episodes, node: Node, edit: Mapping[str, Any]) -> str:
     """What an edit changes in the prompt at a node, as a unified diff. Raises UserError and NeedsError where it does not go."""
+    node = episodes.load(node.tree).node(node.id)
     return _plan(episodes, node, _offset(episodes, node, None, edit), edit).diff
 
 
@@ -536,7 +537,8 @@ def _sending(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any
     if template is None:
         change, before = sending(edit), _sent(episodes, node, offset)
         after = change(before)
-        if after == before and not (kind == "tool" and not (before.tools or before.asked.get("tools"))):
+        same = (after.messages, after.tools, after.asked) == (before.messages, before.tools, before.asked)
+        if same and not (kind == "tool" and not (before.tools or before.asked.get("tools"))):
             raise nothing  # but for a request without tools, such as that for a title: later ones have them
         return _Plan(node, change=Change(shown=change, name=json_hash(edit)), diff=diff_sent(before, after))
     if kind == "tool":

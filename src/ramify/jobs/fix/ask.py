@@ -14,10 +14,11 @@ import asyncio
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
 from ramify.base.waiting import wait_for
@@ -145,6 +146,14 @@ class _Playing:
     failed: int = 0
     diffs: dict[str, str] = field(default_factory=dict)
     """What each changes in the prompt of the step, or in its file."""
+    opened: dict[tuple[str, str | None], tuple[Episodes, Task]] = field(default_factory=dict)
+
+    def _episodes(self, node: Node) -> tuple[Episodes, Task]:
+        """What continues from a node; of a tree and an agent once, since a local model is loaded with it."""
+        key = (node.tree, node.provenance)
+        if key not in self.opened:
+            self.opened[key] = episodes_in(self.run, node, self.who)
+        return self.opened[key]
 
     def screen(self, node: Node, names: Sequence[str], n: int, key: str) -> list[EvidenceRow]:
         """``n`` continuations of the step without an edit and with each; with a target they pause after the reply."""
@@ -166,7 +175,7 @@ class _Playing:
         if edit is None:
             return False
         try:
-            self.diffs.setdefault(name, diff_of(episodes_in(self.run, node, self.who)[0], node, edit))
+            self.diffs.setdefault(name, diff_of(self._episodes(node)[0], node, edit))
         except UserError as error:
             if is_file(self.edits[name]):
                 return False
@@ -190,7 +199,7 @@ class _Playing:
     def _at(
         self, node: Node, names: Sequence[str], n: int, key: str, turns: int | None = None
     ) -> tuple[Counts, dict[str, Counts]]:
-        episodes, task = episodes_in(self.run, node, self.who)
+        episodes, task = self._episodes(node)
         edits = {name: edit for name in names if (edit := at_the_step(self.edits[name])) is not None}
         with self._counted(episodes):
             forks, _ = wait_for(compare(episodes, node.tree, task, node.id, edits, None, n, key=key, turns=turns))
@@ -201,7 +210,7 @@ class _Playing:
     def _anew(self, node: Node, names: Sequence[str], indices: Iterable[int], key: str) -> list[Counts]:
         """Attempts that begin without a change, and with the text of each candidate in its file; those of a candidate are a tree
         of their own, whose task names what they begin with."""
-        episodes, task = episodes_in(self.run, node, self.who)
+        episodes, task = self._episodes(node)
         environment = episodes.environment
         assert isinstance(environment, EditsFiles)
         episodes.load(node.tree)
@@ -277,6 +286,9 @@ def fix(
     playing = _Playing(run, who, edits, target, on_attempt)
     screens = playing.check(step, [node for _, node in tasks])
     key, call = _declared(run, edits, question, target, step)
+    known = _kept(run, call)
+    if known is not None and not known.failed:
+        return replace(known, run=str(run.folder), wrote="")
     rows = playing.screen(step, screens, question.n, f"{key}/screen") if step is not None and screens else []
     better = [row.intervention for row in rows if row.difference > 0 and row.p <= PROMISING]
     whole = [name for name in edits if name not in screens]
@@ -322,16 +334,25 @@ def _declared(
     run: Run, edits: Mapping[str, Edit], question: FixQuestion, target: StepTarget | None, step: Node | None
 ) -> tuple[str, int]:
     """Store what is tried, and how it is counted, before anything is sampled: its key, and the number of the call."""
-    edits = {name: dict(edit) for name, edit in edits.items()}
-    counts = SUCCESS if target is None else target.identity
-    about = [None if step is None else step.id, edits, *([] if target is None else [counts])]
-    key = f"{KIND}/{json_hash(about)}"
-    declared = {"step": about[0], "candidates": edits, "target": question.target or SUCCESS, "counts": counts}
-    run.log(
-        KIND, key, {**declared, "n": question.n, "tasks": question.tasks, "attempts": question.attempts, "level": question.level}
-    )
+    declared = {
+        "step": None if step is None else step.id,
+        "candidates": {name: dict(edit) for name, edit in edits.items()},
+        "target": question.target or SUCCESS,
+        "counts": SUCCESS if target is None else target.identity,
+        **{name: getattr(question, name) for name in ("n", "tasks", "attempts", "level")},
+    }
+    key = f"{KIND}/{json_hash(declared)}"
+    run.log(KIND, key, declared)
     run.commit()
     return key, 1 + sum(1 for _ in takewhile(lambda entry: entry.key != key, run.journal(KIND)))
+
+
+def _kept(run: Run, call: int) -> Fixes | None:
+    """What this call found before, where the run kept it."""
+    for kept in run.results(f"{KIND} {'' if call == 1 else call}".rstrip()):
+        with suppress(UserError):  # of a version that kept something else
+            return codec.from_json(Fixes, kept.result)
+    return None
 
 
 def _confirmed(
