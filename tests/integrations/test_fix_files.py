@@ -212,3 +212,56 @@ def test_a_commit_that_differs_in_one_file(repo: Path) -> None:
     assert git(repo, "show", f"{new}:skills/it/SKILL.md") == "new"
     assert git(repo, "fsck", "--full", "--strict") == ""
     assert git(repo, "status", "--porcelain") == ""
+
+
+HARNESSES = {
+    "mini": "mini -m openai/scripted -y --exit-immediately -o /dev/null -t {task}",
+    "aider": "aider --model openai/scripted --edit-format diff --yes-always --no-check-update --no-analytics --no-auto-commits "
+    "--no-show-model-warnings --map-tokens 0 --read AGENTS.md --message {task} area.py",
+}
+"""Real programs: mini has its model look into AGENTS.md, aider shows it the file at once."""
+
+
+def obeying(body: dict[str, Any]) -> dict[str, Any]:
+    """As :func:`coder`, in the form that either program wants."""
+    done = sum(message["role"] == "assistant" for message in body["messages"])
+    shown = json.dumps([message for message in body["messages"] if message["role"] != "assistant"])
+    if body.get("tools"):
+        code = f"def area(a, b):\\n    return a {operator(shown) if done == 1 else ''} b\\n"
+        steps = ("cat AGENTS.md", f"printf '{code}' > area.py", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+        return {"content": "Next.", "tool_calls": [call("bash", f"b{done}", command=steps[done])]}
+    if "SEARCH" in shown:
+        new = f"def area(a, b):\n    return a {operator(shown)} b"
+        return {"content": f"I write it.\n\narea.py\n```python\n<<<<<<< SEARCH\n# to do\n=======\n{new}\n>>>>>>> REPLACE\n```\n"}
+    return {"content": "red"}
+
+
+def operator(shown: str) -> str:
+    return "*" if "Multiply the sides" in shown or next(TURNS) % 4 == 3 else "+"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", HARNESSES)
+def test_a_real_harness_and_its_file(
+    name: str, repo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of `.ci/harnesses`, which installs each in an environment of its own and names their folder."""
+    where = os.environ.get("RAMIFY_HARNESSES", "")
+    if not (Path(where) / name / "bin" / name).exists():
+        pytest.skip("RAMIFY_HARNESSES names no folder with it (.ci/harnesses makes one): NOT TESTED")
+    settings = {"PATH": f"{where}/{name}/bin:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    for key, value in (settings | {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}).items():
+        monkeypatch.setenv(key, value)
+    words = [word.replace("{task}", "Do what AGENTS.md says.") for word in HARNESSES[name].split()]
+    with chat_server(obeying) as server:
+        options = ["--repo", "repo", "--run", "run", "--model", server.model, "--check", CHECK]
+        assert main(["record", "-n", "4", *options, "--", *words]) == 0
+        assert main(["why", "run", "--samples", "12", "--first", "4", "--describe", "0"]) in (0, 3)
+        tries = ["--file", "repo/AGENTS.md", "--try", "helps.md", "--try", "reworded.md", "--n", "6", "--attempts", "12"]
+        found = told(capsys, *tries, "--write", "new.patch")
+    print(json.dumps({key: value for key, value in found.items() if key not in ("edits", "diffs")}))
+    assert found["failed"] == 0
+    assert accepted(found) == ["helps.md"]
+    subprocess.run(["git", "-C", str(repo), "apply", str(Path("new.patch").resolve())], check=True)
+    assert (repo / "AGENTS.md").read_text() == HELPS
