@@ -259,7 +259,14 @@ def test_a_real_harness_and_its_file(
         assert main(["record", "-n", "4", *options, "--", *words]) == 0
         assert main(["why", "run", "--samples", "12", "--first", "4", "--describe", "0"]) in (0, 3)
         tries = ["--file", "repo/AGENTS.md", "--try", "helps.md", "--try", "reworded.md", "--n", "6", "--attempts", "12"]
+        if name == "aider":  # it was shown the file before its first reply, so a text is screened there
+            with Run.open("run") as run:
+                lost = next(each for info in run.trees() for each in run.attempts(info.name) if each.outcome is False)
+                tries.insert(
+                    0, next(node.id for node, _ in run.tree(lost.tree).path(lost.leaf).segments if node.role == "assistant")
+                )
         found = told(capsys, *tries, "--write", "new.patch")
+        assert bool(found["screened"]) == (name == "aider")
     print(json.dumps({key: value for key, value in found.items() if key not in ("edits", "diffs")}))
     assert found["failed"] == 0
     assert accepted(found) == ["helps.md"]
