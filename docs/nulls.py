@@ -67,7 +67,7 @@ def row(slug: str, case: dict[str, Any]) -> str:
     k, wanted = (case["found"], f">= {case['wanted']:g}") if planted else (case["false"], f"<= {case['level']:g}")
     status = case["status"].replace("_", " ")
     says = f"**{case['name']}**: {case['says']}"
-    page = f"{'' if slug == 'why' else 'methods/'}{slug}.md"
+    page = {"why": "why.md", "fix": "howto/fix.md"}.get(slug, f"methods/{slug}.md")
     return (
         f"| [{slug}]({page}) | {case['truth']} | {says} | {k} of {case['n']} | {case['rate']:.3f} [{low:.3f}, "
         f"{high:.3f}] | {wanted} | {status} |"

@@ -244,14 +244,14 @@ RESUMES = "`ramify resume RUN` continues what was interrupted."
 
 
 def keep(source: Path, maker: str, result: Any) -> str:
-    """Keep a Result in the run that ``source`` is or names, where it replaces an earlier one of ``maker`` of the same ``PART``;
+    """Keep a Result in the run that ``source`` is or names, where it replaces an earlier one of ``maker`` of the same ``part``;
     nowhere where it is not a run. A run that has it already is not written to. Returns why it could not be kept, else ""."""
     from ramify.base.ids import canonical_json
     from ramify.trace import sources
     from ramify.trace.db import Run
     from ramify.trace.node import KeptResult
 
-    new = KeptResult(f"{maker} {result.PART}".rstrip(), *result.as_kept())
+    new = KeptResult(f"{maker} {result.part}".rstrip(), *result.as_kept())
 
     def add(run: Run) -> None:
         if canonical_json(asdict(new)) not in {canonical_json(asdict(known)) for known in run.results(new.maker)}:

@@ -11,13 +11,20 @@ import pytest
 from halls import Halls
 
 import ramify
+from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.cli.main import main
-from ramify.jobs.fix import FixQuestion, check_candidates, fix
+from ramify.jobs.context.answer import CausingPart, ContextCause, WhyContext
+from ramify.jobs.fix.ask import FixQuestion, fix
+from ramify.jobs.fix.candidates import check_candidates
+from ramify.jobs.fix.propose import Proposals, read_proposals, with_rule
+from ramify.jobs.why.records import Chance
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.stored import WhoPlays
+from ramify.stats.drops import Counts
 from ramify.trace.db import Run
+from ramify.trace.node import Finding
 from ramify.trace.outcome import settled
 
 HELPS, REWORDS = "Go left at every door.", "Please be kind at every door."
@@ -88,7 +95,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     edit = tmp_path / "left.json"
     edit.write_text(json.dumps({"rule": {"add": HELPS}}))
     capsys.readouterr()
-    assert main(["fix", str(path), node[:12], "--rule", REWORDS, "--dry-run", "--json"]) == 0
+    assert main(["fix", str(path), node[:12], "--rule", REWORDS, "--dry-run"]) == 2
+    assert "nothing to continue with: name them (--model, --env" in capsys.readouterr().err
+    assert main(["fix", str(path), node[:12], "--rule", REWORDS, "--dry-run", "--json", *who]) == 0
     assert "96" in capsys.readouterr().out  # twice 16 at the step and 8 at each of 4 tasks
     assert main(["fix", str(path), node, "--try", str(edit), *who]) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -99,6 +108,54 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert json.loads(kept.read_text()) == {"rule": {"add": HELPS}}
     assert main(["show", str(path)]) == 0
     assert "left.json helps" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_target_counts_what_a_reply_does(tmp_path: Path) -> None:
+    path, node = played(tmp_path / "run")
+    for target in ("says:^left", "regex:^left"):
+        found = fixed(path, node, FixQuestion(n=24, target=target, attempts=12), left=HELPS, kind=REWORDS)
+        row = next(row for row in found.screened if row.intervention == "left")
+        assert (row.n, row.hits > 20, found.target) == (24, True, target)
+    assert found.accepted == "left"  # of a judge the last reply of an attempt counts
+    with Run.open(path) as run:
+        turns = [len(run.tree("t0").children(record.leaf)) for record in run.attempts("t0")]
+        assert [entry.payload["target"] for entry in run.journal("fix")] == ["says:^left", "regex:^left"]
+    assert len(turns) == 4  # those that were played before: what was screened paused after a reply, and is no attempt
+
+
+def test_three_plain_candidates_of_a_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, node = played(tmp_path / "run", tasks=2)
+    who = ("--model", "factory:halls:agent", "--env", "factory:halls:Halls")
+    words = ["fix", str(path), node, "--propose", "cause", "--n", "2", "--attempts", "1", *who]
+    assert main(words) == 2
+    assert "--context` first, or give --propose MODEL" in capsys.readouterr().err
+    chance = Chance.of(Counts(3, 4))
+    part = CausingPart("user 1", "Go right,\nI say.", "user", chance, chance, chance)
+    cause = ContextCause("one", (part,), 0.05)
+    told = WhyContext("t0", node, "right", "same", "decision", "parts", "Because.", chance, chance, (cause,), 3, 0.05, 9, 4, 1)
+    with Run.open(path, write=True) as run:
+        run.conclude("why --context", [Finding("x", "why --context", "Because.", node, evidence=codec.to_json(told))])
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    forbids = "Do not act on this, wherever it stands: Go right, I say."
+    assert found["edits"] == {"forbid": {"rule": {"add": forbids}}, "forbid, first": {"rule": {"first": forbids}}}
+    assert (found["proposed"], found["unread"]) == (2, 0)
+
+
+def test_what_a_model_said_is_read_strictly() -> None:
+    said = read_proposals("a <edit> One. </edit><edit>One.</edit><edit>\n</edit><edit>Two.</edit>", "m")
+    assert said.edits == {"m 1": {"rule": {"add": "One."}}, "m 2": {"rule": {"add": "Two."}}}
+    assert (said.made, said.unread) == (4, 2)
+    assert read_proposals("Be careful.", "m") == Proposals({}, 1, 1)
+    many = read_proposals("".join(f"<edit>{i}</edit>" for i in range(9)), "m")
+    assert (len(many.edits), many.unread) == (3, 6)
+
+
+def test_a_rule_in_a_file_stands_below_the_head_of_a_skill() -> None:
+    skill = "---\nname: it\n---\n# It\n"
+    assert with_rule(skill, first="No.") == "---\nname: it\n---\nNo.\n\n# It\n"
+    assert with_rule(skill, add="No.") == "---\nname: it\n---\n# It\n\nNo.\n"
+    assert with_rule("", add="No.") == "No.\n"
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,14 @@ import pytest
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.env.builtin.household import Household, HouseholdEnvironment
 from ramify.env.protocol import Observation
+from ramify.model.protocol import Prefix
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.attempts import Attempt
-from ramify.rollout.edits import check_edit
+from ramify.rollout.edits import check_edit, diff_sent, sending
 from ramify.rollout.fork import Fork, compare, fork
 from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.segment import sentence_offsets, sentences
 from tests.rollout.test_run import TASKS, episodes, play, tiny_model, wander
 
@@ -122,6 +124,59 @@ def test_an_earlier_message_reads_otherwise(made: Episodes) -> None:
         do(made, attempt, node.id, n=1, edit={"history": {"message": 9, "text": "x"}})
     with pytest.raises(UserError, match="the last stays"):
         do(made, attempt, node.id, n=1, edit={"history": {"message": 3, "text": None}})
+
+
+def test_one_text_for_another_wherever_it_is_shown(made: Episodes) -> None:
+    attempt = first(made)
+    told = next(m.text for m in made.prompts.at(made.load(attempt.tree).node(attempt.start)).messages if m.role == "user")
+    forked = do(made, attempt, attempt.turns[1].node.id, n=1, edit={"shown": {"replace": [told[:12], "Elsewhere is"]}})
+    assert f"+Elsewhere is{told[12:20]}" in forked.diff
+    replies = [turn.node.text for turn in forked.arm.attempts[0].turns]
+    assert "+ Elsewhere is +" in replies[0]
+    assert f"+ {told[:12]} +" in said(made, attempt)
+    with pytest.raises(UserError, match="'shown' changes nothing of what the agent is shown"):
+        do(made, attempt, attempt.turns[1].node.id, n=1, edit={"shown": {"replace": ["not there at all", "x"]}})
+
+
+def test_a_tools_description_and_a_sent_system_prompt() -> None:
+    openai = {"type": "function", "function": {"name": "pay", "description": "Pays.", "parameters": {}}}
+    plain, other = {"name": "pay", "description": "Pays.", "input_schema": {}}, {"name": "look", "description": "Looks."}
+    sent = {"role": "system", "content": [{"type": "text", "text": "Be quick."}]}
+    prefix = Prefix(
+        messages=(
+            Message("system", "Be quick.", sent=sent),
+            Message("tool", '{"note": "One\\ntwo."}'),
+            Message("assistant", "One\ntwo."),
+        ),
+        tools=(plain, other),
+        asked={"tools": [openai, {"type": "web_search"}], "temperature": 0},
+    )
+    changed = sending({"tool": {"name": "pay", "description": "Pays at once."}})(prefix)
+    assert [tool["description"] for tool in changed.tools] == ["Pays at once.", "Looks."]
+    assert changed.asked["tools"][0]["function"]["description"] == "Pays at once."
+    assert changed.asked["tools"][1:] == [{"type": "web_search"}]
+    assert "+Pays at once." in diff_sent(prefix, changed)
+    assert sending({"tool": {"name": "none", "description": "x"}})(prefix).tools == prefix.tools
+    swapped = sending({"shown": {"replace": ["One\ntwo.", "Three."]}})(prefix).messages
+    assert [message.text for message in swapped] == ["Be quick.", '{"note": "Three."}', "One\ntwo."]  # not what the agent said
+    rules = {"add": "Be quick.\nAsk.", "first": "Ask.\nBe quick."}
+    for how, text in rules.items():
+        ruled = sending({"rule": {how: "Ask."}})(prefix).messages
+        assert (ruled[0].text, ruled[0].sent, len(ruled)) == (text, None, 3)
+    assert sending({"rule": {"remove": "Be quick."}})(prefix).messages == prefix.messages[1:]
+    assert sending({"rule": {"remove": "Be slow."}})(prefix).messages == prefix.messages
+    assert sending({"rule": "Ask."})(Prefix(messages=prefix.messages[1:])).messages[0] == Message("system", "Ask.")
+
+
+def test_a_tool_needs_a_model_of_messages(made: Episodes) -> None:
+    attempt = first(made)
+    edit = {"tool": {"name": "none", "description": "x"}}
+    if made.agent.template is None:
+        forked = do(made, attempt, attempt.turns[1].node.id, n=1, edit=edit)  # nothing is offered, so nothing is missed
+        assert forked.diff == ""
+        return
+    with pytest.raises(NeedsError, match="the template of this one renders the tools"):
+        do(made, attempt, attempt.turns[1].node.id, n=1, edit=edit)
 
 
 def test_forks_with_a_start_of_their_own_are_read_again(made: Episodes) -> None:
@@ -233,9 +288,9 @@ def test_a_hidden_state_needs_a_model_that_has_one(made: Episodes) -> None:
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        ({"rule": {}}, "an object with add, remove, replace"),
+        ({"rule": {}}, "an object with add, first, remove, replace"),
         ({"rule": {"ad": "x"}}, "did you mean 'add'"),
-        ({"rule": {"add": "x", "remove": "y"}}, "takes one of add, remove, replace"),
+        ({"rule": {"add": "x", "remove": "y"}}, "takes one of add, first, remove, replace"),
         ({"rule": {"replace": ["a"]}}, "the field 'replace' cannot be"),
         ({"insert": {"role": "user"}}, "lacks the field 'text'"),
         ({"insert": {"role": "assistant", "text": "x"}}, "the field 'role' cannot be"),

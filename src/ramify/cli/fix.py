@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import UserError
-from ramify.base.files import write_whole
+from ramify.base.files import read_small, write_whole
 from ramify.base.progress import Progress
 from ramify.cli.fork import read_edit
 from ramify.env.tools import read_effects
@@ -15,29 +17,86 @@ from ramify.kit import Effects, ForkEnv, ForkModel, RunArgument, Trust, Verbs, a
 from ramify.render.result import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
+    from ramify.jobs.fix.answer import Fixes
+    from ramify.jobs.fix.candidates import EditedFile
     from ramify.render.result import Cell
     from ramify.rollout.attempts import Attempt
+    from ramify.rollout.stored import WhoPlays
+    from ramify.trace.db import Run
 
 app = Verbs("fix")
 
 
+@dataclass(frozen=True)
+class TriedOptions:
+    """What is tried."""
+
+    edit: Annotated[
+        list[Path] | None,
+        option(
+            "--try",
+            metavar="FILE",
+            help="JSON file with a candidate, an edit rule, insert or tool as `ramify fork` takes it; with --file its new text, "
+            "or a unified diff of it.",
+        ),
+    ] = None
+    rule: Annotated[list[str] | None, option(metavar="TEXT", help="A candidate: this rule, added to the system message.")] = None
+    file: Annotated[
+        str | None,
+        option(
+            metavar="FILE",
+            help="The file that candidates are texts of (SKILL.md, CLAUDE.md, AGENTS.md), in the repository of a recorded agent.",
+        ),
+    ] = None
+    propose: Annotated[
+        str | None,
+        option(
+            metavar="MODEL",
+            help="Candidates that this model proposes, 3 at most; or `cause`: three plain ones from what `ramify why --context` "
+            "named.",
+        ),
+    ] = None
+
+    def candidates(self, run: Run, who: WhoPlays) -> tuple[dict[str, Any], EditedFile | None]:
+        """Those that are given, unchecked, and the file they are texts of. Raises UserError."""
+        from ramify.jobs.fix.candidates import EditedFile
+
+        if any(not text.strip() for text in self.rule or []):
+            raise UserError("--rule needs the text of a rule")
+        given = {path.name: read_edit(path) if self.file is None else _read_text(path) for path in self.edit or []}
+        if len(given) < len(self.edit or []):
+            raise UserError("--try: two files have the same name, which would name two rows of the table")
+        file = None if self.file is None else EditedFile(run, who, self.file)
+        tried = given if file is None else dict(file.tried(given))
+        return tried | {f"rule {i}": {"rule": {"add": text}} for i, text in enumerate(self.rule or [], 1)}, file
+
+
 def plan(
-    run: str, where: str, edit: list[Path] | None, rule: list[str] | None, n: int, tasks: int, attempts: int, scorer: str | None
-) -> Mapping[str, Cell]:
+    run: str, where: str, tried: TriedOptions, n: int, tasks: int, attempts: int | None, target: str | None,
+    scorer: str | None, model: str | None, env: str | None, trust: bool,
+) -> Mapping[str, Cell]:  # fmt: skip
     """What it takes at most."""
-    from ramify.jobs.fix import FixQuestion, beginnings, place_of
+    from ramify.jobs.fix.ask import FixQuestion, beginnings, place_of, steps_needed, wanted
+    from ramify.jobs.fix.candidates import check_candidates, check_player
+    from ramify.jobs.fix.propose import MOST
+    from ramify.rollout.stored import WhoPlays
     from ramify.trace.db import Run
     from ramify.trace.outcome import settled
 
-    candidates = _candidates(edit, rule)
+    who = WhoPlays(model, env, trust)
+    wanted(target)
     with Run.open(find_run(run)) as opened:
-        step = place_of(opened, where)
+        edits, file = tried.candidates(opened, who)
+        if tried.propose is not None:
+            place_of(opened, where)
+            edits |= {f"proposal {i}": {"rule" if file is None else "file": i} for i in range(MOST)}
+        else:
+            edits = dict(check_candidates(edits))
+        step = steps_needed(edits, opened, where)
+        check_player(opened, who)
         others = beginnings(opened, settled(opened, scorer), step, tasks)
-    most = FixQuestion(n, tasks, attempts).most(len(candidates), len(others))
-    return {"candidates": len(candidates), "other tasks": len(others), "attempts": most}
+    most = FixQuestion(n, tasks, attempts).most(edits, len(others), step is not None)
+    return {"candidates": len(edits), "tasks": len(others), "attempts": most}
 
 
 @app.study(plan=plan, unit="attempts at most", itself=True, run="run")
@@ -46,17 +105,32 @@ def fix(
     where: Annotated[
         str, argument("NODE", help="The step to fix: a node's id or its first digits. Default: the step that `ramify why` named.")
     ] = "",
-    edit: Annotated[
-        list[Path] | None,
-        option("--try", metavar="FILE", help="JSON file with a candidate: an edit rule or insert, as `ramify fork` takes it."),
+    target: Annotated[
+        str | None,
+        option(
+            metavar="TARGET",
+            help="What counts instead of success: calls:TOOL or says:REGEX in a reply, or a judge of it; declared before any "
+            "sample.",
+        ),
     ] = None,
-    rule: Annotated[list[str] | None, option(metavar="TEXT", help="A candidate: this rule, added to the system message.")] = None,
     n: Annotated[int, option(help="Continuations of the step for each candidate, and without one.", min=2)] = 16,
     tasks: Annotated[int, option(help="Other tasks of the run to confirm at.", min=1)] = 8,
-    attempts: Annotated[int, option(help="Whole attempts at each of them at most, with and without the edit each.", min=1)] = 8,
+    attempts: Annotated[
+        int | None,
+        option(
+            help="Whole attempts at each of them at most, with and without the edit each; default: 8, and 32 over all where "
+            "tasks are few.",
+            min=1,
+        ),
+    ] = None,
     level: Annotated[float, option(help="Chance of accepting any edit that changes nothing.", min=1e-9, max=0.5)] = 0.05,
     write: Annotated[
-        Path | None, option(metavar="FILE", help="Write the accepted edit here, as `ramify fork --edit` takes it.")
+        Path | None,
+        option(
+            metavar="FILE",
+            help="Write the accepted edit here: of a file a patch, of another one JSON as `ramify fork --edit` takes it; in a "
+            "folder as fix.patch or fix.json.",
+        ),
     ] = None,
     scorer: Annotated[str | None, option(metavar="NAME", help="Scorer that decides which attempts succeeded.")] = None,
     model: ForkModel = None,
@@ -64,6 +138,7 @@ def fix(
     effect: Effects = None,
     trust: Trust = False,
     *,
+    tried: TriedOptions,
     bar: Progress,
 ) -> Result:
     """Try edits of what the agent is shown: at the step that lost an attempt, then in whole attempts at other tasks.
@@ -71,42 +146,51 @@ def fix(
     An edit is accepted where attempts with it succeed more often than as many unedited ones that begin at the same place, beyond
     chance over all candidates. Nothing is written without --write.
     """
-    from dataclasses import replace
-
-    from ramify.jobs.fix import FixQuestion
-    from ramify.jobs.fix import fix as fixed
+    from ramify.jobs.fix.ask import FixQuestion, place_of, wanted
+    from ramify.jobs.fix.ask import fix as fixed
+    from ramify.jobs.fix.candidates import check_candidates
+    from ramify.jobs.fix.propose import proposals
     from ramify.jobs.judged import judge
     from ramify.rollout.attempts import Success
     from ramify.rollout.stored import WhoPlays
     from ramify.trace.db import Run
     from ramify.trace.outcome import settled
 
-    candidates = _candidates(edit, rule)
-    if write is not None and not write.parent.is_dir():
+    if write is not None and not write.is_dir() and not write.parent.is_dir():
         raise UserError(f"cannot write {write}: there is no folder {write.parent}")
-    question, success = FixQuestion(n, tasks, attempts, level), Success()
-    who = WhoPlays(model, env, trust, read_effects(effect or []))
-    bar.begin(question.most(len(candidates), tasks), 0, "", "attempts at most")
+    question, success = FixQuestion(n, tasks, attempts, level, target), Success()
+    who, made, unread = WhoPlays(model, env, trust, read_effects(effect or [])), 0, 0
+    wanted(target)
 
     def on_attempt(attempt: Attempt) -> None:
         success.add(attempt)
         bar.at(success.ended, success.note)
 
     with Run.open(find_run(run), write=True) as opened:
+        edits, file = tried.candidates(opened, who)
+        if tried.propose is not None:
+            proposed = proposals(opened, place_of(opened, where), tried.propose, file)
+            edits, made, unread = {**edits, **proposed.edits}, proposed.made, proposed.unread
+            if not edits:
+                raise UserError(f"--propose {tried.propose.partition('@')[0]}: none of what it proposed could be read as an edit")
+        candidates = check_candidates(edits)
+        bar.begin(question.most(candidates, tasks, True), 0, "", "attempts at most")
         judge(opened, who)
-        result = fixed(opened, candidates, settled(opened, scorer), where, question, who, on_attempt)
-    if write is not None and result.accepted is not None:
-        write_whole(write, json.dumps(dict(result.edits[result.accepted]), ensure_ascii=False, indent=1) + "\n")
-        result = replace(result, wrote=str(write))
-    return result
+        result = fixed(opened, candidates, settled(opened, scorer), where, question, who, on_attempt, (made, unread))
+    return result if write is None or result.accepted is None else replace(result, wrote=_write(write, result, result.accepted))
 
 
-def _candidates(edit: list[Path] | None, rule: list[str] | None) -> dict[str, dict[str, Any]]:
-    from ramify.jobs.fix import check_candidates
+def _write(path: Path, result: Fixes, name: str) -> str:
+    """Write the accepted edit, and say where."""
+    edit = dict(result.edits[name])
+    if path.is_dir():
+        path /= "fix.patch" if "file" in edit else "fix.json"
+    write_whole(path, result.diffs[name] if "file" in edit else json.dumps(edit, ensure_ascii=False, indent=1) + "\n")
+    return str(path)
 
-    if any(not text.strip() for text in rule or []):
-        raise UserError("--rule needs the text of a rule")
-    given: dict[str, Any] = {file.name: read_edit(file) for file in edit or []}
-    if len(given) < len(edit or []):
-        raise UserError("--try: two files have the same name, which would name two rows of the table")
-    return check_candidates(given | {f"rule {i}": {"rule": {"add": text}} for i, text in enumerate(rule or [], 1)})
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_small(path, "the text").decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read {path}: it is not UTF-8 text") from None

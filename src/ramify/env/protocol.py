@@ -118,6 +118,27 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
+class EditsFiles(Protocol):
+    """An environment whose attempts begin with files, of which one may say something else. Nothing that exists is changed."""
+
+    def file(self, name: str) -> tuple[str, str]:
+        """The path of a file, and its text when attempts begin. Raises UserError where there is none that could be edited."""
+        ...
+
+    def edited(self, old: str, given: str, name: str) -> str:
+        """The text that ``given``, a text or a unified diff, makes of ``old``. Raises UserError where it does not fit."""
+        ...
+
+    def with_file(self, task: Task, path: str, text: str) -> Task:
+        """The task, under a name of its own, whose attempts begin with ``text`` in the file at ``path``."""
+        ...
+
+    def patch(self, task: Task) -> str:
+        """What such a task changes, as a unified diff."""
+        ...
+
+
 def chat_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """What an observation stands for in a chat, by the data of its message: ``messages`` (OpenAI's form), or ``shown``, all
     messages from the beginning, where what the agent is shown does not continue what it was shown before; and ``asked``, the

@@ -134,6 +134,11 @@ class Result:
         raise NotImplementedError
 
     @property
+    def part(self) -> str:
+        """:data:`PART`, of a result whose verb finds as many things as it is asked."""
+        return self.PART
+
+    @property
     def exit_code(self) -> int:
         """What the verb ends with: see :mod:`ramify.base.errors`."""
         return EXIT_DONE

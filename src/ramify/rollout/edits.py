@@ -13,10 +13,13 @@ At an observation: ``{"replace": "text"}``: what the agent sees (a tool's result
 Anywhere, in what the agent is shown from there on:
 
 - ``{"insert": {"role": "user", "text": "..."}}``: one more message, before its next reply;
-- ``{"rule": "text"}``: the system message is this; or ``{"rule": {"add": "text"}}``, ``{"rule": {"remove": "text"}}``,
-  ``{"rule": {"replace": ["old", "new"]}}``;
+- ``{"rule": "text"}``: the system message is this; or ``{"rule": {"add": "text"}}`` (at its end),
+  ``{"rule": {"first": "text"}}``, ``{"rule": {"remove": "text"}}``, ``{"rule": {"replace": ["old", "new"]}}``;
 - ``{"history": {"message": 3, "text": "..."}}``: message 3 of what is shown (from 0) is this; null leaves it out; or
   ``{"history": {"message": 3, "replace": ["old", "new"]}}``;
+- ``{"tool": {"name": "pay", "description": "..."}}``: the description of a tool is this, of a model that takes messages;
+- ``{"shown": {"replace": ["old", "new"]}}``: wherever the agent is shown the one text, but for its own replies, it says the
+  other (a file that it has read);
 - ``{"state": {"layer": 2, "vector": [...], "start": -1, "stop": 0, "replace": false}}``: for the reply sampled there the vector
   is added to (or put instead of) the hidden state at the positions, counted from the first sampled token;
   without ``stop`` to its end.
@@ -27,7 +30,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ramify.base.errors import UserError, nearest
@@ -49,10 +52,14 @@ EDITS: dict[str, tuple[type, ...]] = {
     "insert": (dict,),
     "rule": (str, dict),
     "history": (dict,),
+    "tool": (dict,),
+    "shown": (dict,),
     "state": (dict,),
 }
 SHOWN = ("rule", "history")
 """Edits of what is shown that leave the history as it was."""
+SENT = ("tool", "shown")
+"""Edits of what is sent, at the first sample and at all later ones."""
 _LARGEST = 3.4e38  # of a float32
 _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "sentence": {
@@ -63,6 +70,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "insert": {"role": lambda v: v in ("user", "system", "tool"), "text": lambda v: isinstance(v, str) and v != ""},
     "rule": {
         "add": lambda v: isinstance(v, str) and v != "",
+        "first": lambda v: isinstance(v, str) and v != "",
         "remove": lambda v: isinstance(v, str) and v != "",
         "replace": lambda v: _pair(v),
     },
@@ -71,6 +79,8 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "text": lambda v: v is None or (isinstance(v, str) and v != ""),
         "replace": lambda v: _pair(v),
     },
+    "tool": {"name": lambda v: isinstance(v, str) and v != "", "description": lambda v: isinstance(v, str)},
+    "shown": {"replace": lambda v: _pair(v)},
     "state": {
         "layer": lambda v: type(v) is int and v >= 0,
         "vector": lambda v: isinstance(v, list) and v != [] and all(type(x) in (int, float) and abs(x) <= _LARGEST for x in v),
@@ -79,8 +89,16 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "replace": lambda v: isinstance(v, bool),
     },
 }
-_NEEDED = {"sentence": ("at",), "insert": ("role", "text"), "rule": (), "history": ("message",), "state": ("layer", "vector")}
-_ONE_OF = {"rule": ("add", "remove", "replace"), "history": ("text", "replace")}
+_NEEDED = {
+    "sentence": ("at",),
+    "insert": ("role", "text"),
+    "rule": (),
+    "history": ("message",),
+    "tool": ("name", "description"),
+    "shown": ("replace",),
+    "state": ("layer", "vector"),
+}
+_ONE_OF = {"rule": ("add", "first", "remove", "replace"), "history": ("text", "replace")}
 
 
 def _pair(value: Any) -> bool:
@@ -188,6 +206,8 @@ def _ruled(rule: Any, old: str) -> str | None:
         return rule
     if "add" in rule:
         return f"{old}\n{rule['add']}" if old else str(rule["add"])
+    if "first" in rule:
+        return f"{rule['first']}\n{old}" if old else str(rule["first"])
     return _swapped(rule.get("replace", [rule.get("remove", ""), ""]), old, "the system message").strip() or None
 
 
@@ -238,6 +258,70 @@ def saying(texts: Mapping[int, str | None], template: ChatTemplate | None) -> Ca
         return parts
 
     return rewrite
+
+
+def sending(edit: Mapping[str, Any]) -> Callable[[Prefix], Prefix]:
+    """How a ``tool``, ``shown`` or ``rule`` edit changes what a model that takes messages is sent. What the edit is about need
+    not be there."""
+    ((kind, value),) = edit.items()
+    if kind == "shown":
+        old, new = value["replace"]
+        pairs = [(old, new), (json.dumps(old)[1:-1], json.dumps(new)[1:-1])]  # the second: in a result that is JSON
+        return lambda prefix: replace(prefix, messages=tuple(_saying(message, pairs) for message in prefix.messages))
+    if kind == "rule":
+        return lambda prefix: replace(prefix, messages=_ruling(value, prefix.messages))
+
+    def described(prefix: Prefix) -> Prefix:
+        tools = tuple(_described(tool, **value) for tool in prefix.tools)
+        listed = prefix.asked.get("tools")
+        asked = {"tools": [_described(tool, **value) for tool in listed]} if isinstance(listed, list) else {}
+        return replace(prefix, tools=tools, asked={**prefix.asked, **asked})
+
+    return described
+
+
+def _saying(message: Message, pairs: Sequence[tuple[str, str]]) -> Message:
+    def swapped(value: Any) -> Any:
+        if isinstance(value, str):
+            return next((value.replace(old, new) for old, new in pairs if old in value), value)
+        if isinstance(value, Mapping):
+            return {key: swapped(inner) for key, inner in value.items()}
+        return [swapped(inner) for inner in value] if isinstance(value, list) else value
+
+    if message.role == "assistant":
+        return message
+    return replace(message, text=swapped(message.text), data=swapped(message.data), sent=swapped(message.sent))
+
+
+def _ruling(rule: Any, messages: Sequence[Message]) -> tuple[Message, ...]:
+    at = next((i for i, message in enumerate(messages) if message.role == "system"), None)
+    old = "" if at is None else messages[at].text
+    needed = rule.get("replace", [rule.get("remove", "")])[0] if isinstance(rule, Mapping) else ""
+    text = _ruled(rule, old) if needed in old else old
+    rest = [*messages[:at], *messages[at + 1 :]] if at is not None else list(messages)
+    if text:
+        rest.insert(at or 0, Message("system", text) if at is None else replace(messages[at], text=text, sent=None))
+    return tuple(rest)
+
+
+def _described(tool: Any, name: str, description: str) -> Any:
+    """A tool's schema, in OpenAI's or Anthropic's form, with this description where it is the one of that ``name``."""
+    about = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(about, Mapping) or about.get("name") != name:
+        return tool
+    changed = {**about, "description": description}
+    return {**tool, "function": changed} if "function" in tool else changed
+
+
+def diff_sent(before: Prefix, after: Prefix) -> str:
+    """:func:`diff` of two prompts of messages, their tools' descriptions among them."""
+
+    def messages(prefix: Prefix) -> list[Message]:
+        listed = [*prefix.tools, *(tool for tool in prefix.asked.get("tools") or () if isinstance(tool, Mapping))]
+        about = [tool.get("function", tool) for tool in listed]
+        return [*(Message(f"tool {each.get('name')}", str(each.get("description", ""))) for each in about), *prefix.messages]
+
+    return diff(messages(before), messages(after))
 
 
 def diff(before: Sequence[Message], after: Sequence[Message]) -> str:

@@ -18,12 +18,12 @@ import numpy as np
 from ramify.base import notebook
 from ramify.base.errors import EXIT_FAILED, InfrastructureError, NeedsError, UserError
 from ramify.base.ids import json_hash
-from ramify.env.protocol import Task
+from ramify.env.protocol import Task, tools_of
 from ramify.model.protocol import Prefix, Tokenizer, require, require_splittable
 from ramify.render.numbers import p_value, percent, percent_interval, points, points_interval
 from ramify.render.result import Result, Section, Verbatim, table
 from ramify.rollout.attempts import Attempt
-from ramify.rollout.edits import SHOWN, Change, diff, rewriting, taps_of
+from ramify.rollout.edits import SENT, SHOWN, Change, diff, diff_sent, rewriting, saying, sending, taps_of
 from ramify.rollout.edits import check_edit as check_edit
 from ramify.rollout.run import Episodes
 from ramify.rollout.sampler import Sampler
@@ -269,9 +269,18 @@ class WantedArm:
     start: int | None = None
 
 
-async def arms(episodes: Episodes, tree: str, task: Task, wanted: Sequence[WantedArm], n: int, purpose: str = FORK) -> list[Arm]:
+async def arms(
+    episodes: Episodes,
+    tree: str,
+    task: Task,
+    wanted: Sequence[WantedArm],
+    n: int,
+    purpose: str = FORK,
+    turns: int | None = None,
+) -> list[Arm]:
     """``n`` continuations of each, sampled in turns, the first of every arm, then the second of every arm: what changes at a
-    server with time, load or its cache changes for all arms alike. Raises as :func:`fork`."""
+    server with time, load or its cache changes for all arms alike. They pause after ``turns`` replies, where that is given.
+    Raises as :func:`fork`."""
     places = []
     for arm in wanted:  # all of them before the first is played, or one would be stored by the time the model refuses another
         node = episodes.load(tree).node(arm.node)
@@ -280,14 +289,15 @@ async def arms(episodes: Episodes, tree: str, task: Task, wanted: Sequence[Wante
         await _try(episodes, places[-1][2], offset)
     taken: dict[str, int] = {}
     begun = [
-        await _begun(episodes, tree, task, arm, *place, n, purpose, taken) for arm, place in zip(wanted, places, strict=True)
+        await _begun(episodes, tree, task, arm, *place, n, purpose, taken, turns)
+        for arm, place in zip(wanted, places, strict=True)
     ]
-    turns = [
+    order = [
         (a, play) for plays in zip_longest(*(plays for _, plays in begun)) for a, play in enumerate(plays) if play is not None
     ]
-    done = await asyncio.gather(*(play() for _, play in turns))
+    done = await asyncio.gather(*(play() for _, play in order))
     played: list[list[Attempt]] = [[] if first is None else [first] for first, _ in begun]
-    for (a, _), attempt in zip(turns, done, strict=True):
+    for (a, _), attempt in zip(order, done, strict=True):
         played[a].append(attempt)
     return [Arm(tuple(attempts)) for attempts in played]
 
@@ -306,6 +316,7 @@ async def _begun(
     n: int,
     purpose: str,
     taken: dict[str, int],
+    turns: int | None,
 ) -> tuple[Attempt | None, list[Play]]:
     """What plays each continuation of an arm; or the attempt that is all of it, where the edit itself ended it. ``taken``: the
     sample indices below which those at a node are another arm's."""
@@ -319,8 +330,8 @@ async def _begun(
         start = _start(episodes, tree, first.leaf, key and f"{key}/replaced", purpose)
         if first.failure is not None or episodes.load(tree).node(first.leaf).stop:
             return first, []
-        return None, [partial(episodes.branch, tree, task, first.leaf, start + i, purpose=purpose) for i in range(n)]
-    play = partial(episodes.edited, tree, task, here.id, at, insert=plan.insert, change=plan.change, purpose=purpose)
+        return None, [partial(episodes.branch, tree, task, first.leaf, start + i, turns, purpose=purpose) for i in range(n)]
+    play = partial(episodes.edited, tree, task, here.id, at, insert=plan.insert, change=plan.change, purpose=purpose, turns=turns)
     return None, [partial(play, index=start + i) for i in range(n)]
 
 
@@ -334,8 +345,10 @@ async def compare(
     n: int = 32,
     correction: str = "holm",
     key: str = "",
+    turns: int | None = None,
 ) -> tuple[list[Fork], list[EvidenceRow]]:
     """Several edits at one position against one control of n unedited continuations; p-values are corrected over all of them.
+    ``turns``: see :func:`arms`.
 
     Raises UserError and NeedsError like :func:`fork`, before anything is sampled where an edit itself is wrong, and UserError
     where edits of sentences lead to different positions, which cannot share a control.
@@ -353,13 +366,19 @@ async def compare(
     at = next(iter(offsets.values()))
     wanted = [WantedArm(node.id, offset, edit, key and f"{key}/{i}") for i, edit in enumerate(checked.values())]
     wanted.insert(1, WantedArm(node.id, at, key=key and f"{key}/control"))
-    first, control, *others = await arms(episodes, tree, task, wanted, n)
+    first, control, *others = await arms(episodes, tree, task, wanted, n, turns=turns)
     forks = [
         Fork(node.id, at, edit, "resample", arm, None if i else control, None, _plan(episodes, node, at, edit).diff)
         for i, (edit, arm) in enumerate(zip(checked.values(), (first, *others), strict=True))
     ]
     counts = {name: (f.arm.successes, f.arm.scored) for name, f in zip(checked, forks, strict=True)}
     return forks, evidence((control.successes, control.scored), counts, correction=correction)
+
+
+def diff_of(episodes: Episodes, node: Node, edit: Mapping[str, Any]) -> str:
+    """What an edit changes in the prompt at a node, as a unified diff. Raises UserError and NeedsError where it does not go."""
+    node = episodes.load(node.tree).node(node.id)
+    return _plan(episodes, node, _offset(episodes, node, None, edit), edit).diff
 
 
 async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
@@ -464,6 +483,8 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
         insert = None if node.role == "assistant" else episodes.record.replaced(node, value)
         messages = as_messages(episodes.prompts.shown(node, len(node)))
         return _Plan(node, insert, diff=diff(messages, [*messages[:-1], Message(node.role, value)]))
+    if kind in SENT or (kind == "rule" and _system_is_sent(episodes, node, offset)):
+        return _sending(episodes, node, offset, edit)
     if kind in SHOWN:
         rewrite, parts = rewriting(edit, episodes.agent.template), episodes.prompts.shown(node, offset)
         return _Plan(node, change=Change(rewrite=rewrite), diff=diff(as_messages(parts), as_messages(rewrite(parts))))
@@ -494,6 +515,41 @@ def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, 
     added = episodes.record.inserted(node, value["role"], value["text"])
     messages = as_messages(episodes.prompts.shown(node, len(node)))
     return _Plan(node, added, diff=diff(messages, [*messages, Message(value["role"], value["text"])]))
+
+
+def _sent(episodes: Episodes, node: Node, offset: int) -> Prefix:
+    position = episodes.prompts.at(node, offset if node.role == "assistant" else None)
+    return episodes.prompts.prompt(position, tools_of(episodes.environment)).prefix
+
+
+def _system_is_sent(episodes: Episodes, node: Node, offset: int) -> bool:
+    """Whether the system message stands in what a client sent, and not before it as a message of its own."""
+    if episodes.agent.template is not None or as_messages(episodes.prompts.shown(node, offset))[0].role == "system":
+        return False
+    return any(message.role == "system" for message in _sent(episodes, node, offset).messages)
+
+
+def _sending(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any]) -> _Plan:
+    """An edit of what is sent, now and later. Raises UserError where it changes nothing there."""
+    ((kind, value),) = edit.items()
+    nothing = UserError(f"edit '{kind}' changes nothing of what the agent is shown at node {node.id[:12]}: {short(value, 120)}")
+    template = episodes.agent.template
+    if template is None:
+        change, before = sending(edit), _sent(episodes, node, offset)
+        after = change(before)
+        same = (after.messages, after.tools, after.asked) == (before.messages, before.tools, before.asked)
+        if same and not (kind == "tool" and not (before.tools or before.asked.get("tools"))):
+            raise nothing  # but for a request without tools, such as that for a title: later ones have them
+        return _Plan(node, change=Change(shown=change, name=json_hash(edit)), diff=diff_sent(before, after))
+    if kind == "tool":
+        raise NeedsError("edit 'tool' needs a model that takes messages: the template of this one renders the tools")
+    parts = episodes.prompts.shown(node, offset)
+    messages = as_messages(parts)
+    changed = sending(edit)(Prefix(messages=tuple(messages))).messages
+    texts = {at: new.text for at, (old, new) in enumerate(zip(messages, changed, strict=True)) if old.text != new.text}
+    if not texts:
+        raise nothing
+    return _Plan(node, change=Change(rewrite=saying(texts, template)), diff=diff(messages, changed))
 
 
 async def _replay(

@@ -170,12 +170,13 @@ class Episodes:
         insert: Node | None = None,
         change: Change | None = None,
         purpose: str = FORK,
+        turns: int | None = None,
     ) -> Attempt:
         """Keep ``offset`` tokens of message ``node_id``, continue with ``insert`` if given, sample the rest and play on.
 
         In the agent's own message the environment goes back to its state before the message and acts on the whole new reply;
-        after an observation it keeps the state it had then. ``change`` says what else is other than it was. ``purpose`` as in
-        :meth:`attempt`.
+        after an observation it keeps the state it had then. ``change`` says what else is other than it was. ``turns`` and
+        ``purpose`` as in :meth:`attempt`.
         """
         path = self.load(tree).path(node_id)
         node = path.segments[-1][0]
@@ -189,7 +190,7 @@ class Episodes:
                 position = self.prompts.at(node, offset if node.role == "assistant" else None)
             if change is not None and change.rewrite is not None:
                 position = self.prompts.instead(position, change.rewrite(self.prompts.shown(position.parent, position.offset)))
-            return await self._play(env, task, position, which, change)
+            return await self._play(env, task, position, which, change, turns)
 
         return await self._episode(tree, task, next(n for n, _ in reversed(path.segments) if n.role != "assistant"), which, go)
 

@@ -13,6 +13,7 @@ import contextvars
 import inspect
 import json
 import queue
+import re
 import secrets
 import threading
 import time
@@ -32,7 +33,15 @@ from ramify.env.protocol import CHAT, AnyTasks, Env, Observation, Task, TaskSet,
 from ramify.env.tools import GATE, RUNS, Ask, ToolGate, ask_person, check_effect, declared_name, effect_of
 from ramify.integrations.environments.tools import as_text, check_prompt
 from ramify.integrations.harnesses.frameworks import runner
-from ramify.integrations.harnesses.worktrees import PLACE, Worktree, base_commit
+from ramify.integrations.harnesses.worktrees import (
+    PLACE,
+    Worktree,
+    base_commit,
+    commit_with,
+    edited_text,
+    file_at,
+    patch_between,
+)
 from ramify.model.endpoint import SPOKEN
 from ramify.model.sse import as_event
 from ramify.model.translation import SpokenRequest, Translation
@@ -42,6 +51,8 @@ from ramify.trace.parallel import results_in_order
 
 COMMIT = "commit"
 """In the data of an observation: the commit of a command's files then."""
+BASE = "base"
+"""In the data of a task: the commit that its attempts begin with, where it is not the environment's."""
 PATIENCE = 600.0
 """Seconds the agent may take between two requests."""
 GRACE = 30.0
@@ -144,6 +155,35 @@ class AgentEnvironment:
     def make(self) -> Env:
         """A fresh episode."""
         return AgentEpisode(self)
+
+    def file(self, name: str) -> tuple[str, str]:
+        """See :class:`ramify.env.protocol.EditsFiles`."""
+        return file_at(self._checked_out(), self.base, name)
+
+    def edited(self, old: str, given: str, name: str) -> str:
+        """See :class:`ramify.env.protocol.EditsFiles`."""
+        return edited_text(old, given, name)
+
+    def with_file(self, task: Task, path: str, text: str) -> Task:
+        """See :class:`ramify.env.protocol.EditsFiles`."""
+        commit = commit_with(self._checked_out(), self.base, path, text)
+        return Task(f"{task.id} with {path} {commit[:8]}", {**task.data, BASE: commit})
+
+    def patch(self, task: Task) -> str:
+        """See :class:`ramify.env.protocol.EditsFiles`."""
+        return patch_between(self._checked_out(), self.base, self.begins(task))
+
+    def _checked_out(self) -> Path:
+        if self.repo is None:
+            raise UserError(f"the agent '{self.name}' is no command that works in a git repository, so it has no file to edit")
+        return Path(self.repo)
+
+    def begins(self, task: Task) -> str:
+        """The commit that attempts at a task begin with. Raises UserError where the task names none."""
+        base = str(task.data.get(BASE) or self.base)
+        if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", base):
+            raise UserError(f"the task '{task.id}' names as its base {base[:60]!r}, which is no commit")
+        return base
 
     def asked(self, recorded: Task) -> Task:
         """The task that ``recorded``, known by what its first request asked, was: of those given the one whose prompt stands in
@@ -254,7 +294,7 @@ class AgentEpisode:
             if self._over:
                 raise InfrastructureError("env", "the episode is over")
             if self._environment.repo is not None:
-                self._tree = Worktree(Path(self._environment.repo), self._environment.base, self._environment.place)
+                self._tree = Worktree(Path(self._environment.repo), self._environment.begins(task), self._environment.place)
         self._replaying(None)
         context = contextvars.copy_context()
         context.run(GATE.set, self.gate)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -53,11 +54,16 @@ Popen: TypeAlias = "subprocess.Popen[bytes]"
 
 def git(folder: Path, *words: str, given: str = "", **env: str) -> str:
     """What a git command says that gets ``given`` and the variables ``env``. Raises InfrastructureError where it fails."""
+    return _git_bytes(folder, *words, given=given.encode(), **env).decode("utf-8", "replace").strip()
+
+
+def _git_bytes(folder: Path, *words: str, given: bytes = b"", **env: str) -> bytes:
     variables = {**os.environ, **_WHO, **_WHEN, **env}
-    done = subprocess.run(["git", "-C", str(folder), *words], env=variables, capture_output=True, text=True, input=given)
+    done = subprocess.run(["git", "-C", str(folder), *words], env=variables, capture_output=True, input=given)
     if done.returncode:
-        raise InfrastructureError("env", f"git {words[0]} failed in {folder}: {done.stderr.strip().rpartition(chr(10))[2]}")
-    return done.stdout.strip()
+        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise InfrastructureError("env", f"git {words[0]} failed in {folder}: {said}")
+    return done.stdout
 
 
 def base_commit(repo: Path | str, base: str) -> str:
@@ -66,6 +72,71 @@ def base_commit(repo: Path | str, base: str) -> str:
         return git(Path(repo), "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}")
     except (InfrastructureError, OSError):
         raise UserError(f"{repo} is not a git repository with a commit '{base}'") from None
+
+
+def file_at(repo: Path, base: str, name: str) -> tuple[str, str]:
+    """The path in the repository of the file that ``name`` is, seen from the current folder or from ``repo``, and its text in
+    the commit ``base``; "" where that has none. Raises UserError where it cannot be edited."""
+    top = Path(git(repo, "rev-parse", "--show-toplevel")).resolve()
+    path = next((full for folder in (Path.cwd(), repo) if (full := (folder / name).resolve()).is_relative_to(top)), None)
+    if path is None or path == top:
+        raise UserError(f"--file {name} is no file in the repository {top}, in checkouts of which the attempts work")
+    inside = path.relative_to(top).as_posix()
+    listed = git(top, "ls-tree", base, "--", f":(literal){inside}").split()
+    if not listed:
+        return inside, ""
+    if listed[0][:3] != "100":
+        what = {"120": "a link", "160": "a submodule"}.get(listed[0][:3], "a folder")
+        raise UserError(f"--file {name} is {what} in the commit {base[:12]} that attempts begin with: name a file")
+    try:
+        return inside, _git_bytes(top, "cat-file", "blob", listed[2]).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"--file {name} is not UTF-8 text in the commit {base[:12]}") from None
+
+
+def commit_with(repo: Path, base: str, path: str, text: str) -> str:
+    """The commit that is ``base`` but for the file at ``path`` of the repository, which says ``text``. It has the parents and the
+    message of ``base``, so that an agent that reads the log sees nothing else."""
+    top = Path(git(repo, "rev-parse", "--show-toplevel"))
+    mode = (git(top, "ls-tree", base, "--", f":(literal){path}").split() or ["100644"])[0]
+    blob = git(top, "hash-object", "-w", "--stdin", given=text)
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
+        git(top, "read-tree", base, **own)
+        git(top, "update-index", "--add", "--cacheinfo", f"{mode},{blob},{path}", **own)
+        tree = git(top, "write-tree", **own)
+    _, rest = _git_bytes(top, "cat-file", "commit", base).split(b"\n", 1)
+    made = _git_bytes(top, "hash-object", "-t", "commit", "-w", "--stdin", given=b"tree %s\n%s" % (tree.encode(), rest))
+    commit = made.decode().strip()
+    with _git:
+        git(top, "update-ref", f"refs/ramify/{commit}", commit)
+    return commit
+
+
+def patch_between(repo: Path, base: str, commit: str) -> str:
+    """The unified diff of two commits, as `git apply` takes it."""
+    return _git_bytes(repo, "diff-tree", "-p", "--no-ext-diff", "--no-textconv", base, commit).decode("utf-8", "replace")
+
+
+_DIFF = re.compile(r"^--- [^\n]*\n\+\+\+ [^\n]*\n(?=@@ )", re.MULTILINE)
+
+
+def edited_text(old: str, given: str, name: str) -> str:
+    """The text that ``given`` says a file with the text ``old`` becomes: itself, or what a unified diff makes of ``old``. Raises
+    UserError where it is a diff that does not fit, or one of several files; ``name`` says whose it is."""
+    heads = _DIFF.findall(given)
+    if not heads or not given.lstrip().startswith(("--- ", "diff ", "Index: ", "From ")):
+        return given
+    if len(heads) > 1:
+        raise UserError(f"{name} is a diff of {len(heads)} files: give one of the file that --file names")
+    patch = f"--- a/file\n+++ b/file\n{_DIFF.split(given)[1]}"
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "file").write_bytes(old.encode())
+        try:
+            git(Path(folder), "apply", "-", given=patch, GIT_CEILING_DIRECTORIES=str(Path(folder).resolve().parent))
+        except InfrastructureError as error:
+            raise UserError(f"{name} is a diff that does not fit the file: {error.message.rpartition(': ')[2]}") from None
+        return Path(folder, "file").read_bytes().decode()
 
 
 def _check_out(repo: Path, base: str, folder: Path, common: Path) -> None:

@@ -50,10 +50,10 @@ class StepTarget:
         return truth(self.judge, judged)
 
 
-def read_target(spec: str | None, recorded: Message) -> StepTarget:
+def read_target(spec: str | None, recorded: Message, question: Question = SAME_DECISION) -> StepTarget:
     """``same``, ``calls:TOOL``, ``says:REGEX``, or a judge (:func:`ramify.score.judge.find_judge`; ``judge:MODEL`` is asked
-    whether both decide the same). By default a step that calls a tool is taken again where that tool is called, any other where
-    the same is said. Raises UserError where there is no such target."""
+    ``question``, by default whether both decide the same). By default a step that calls a tool is taken again where that tool is
+    called, any other where the same is said. Raises UserError where there is no such target."""
     said = recorded.spoken()
     if spec is None:
         tool = next((call.name for call in recorded.calls if call.name), "")
@@ -70,4 +70,4 @@ def read_target(spec: str | None, recorded: Message) -> StepTarget:
             raise UserError(f"--target says: '{argument}' is not a regular expression: {error}") from None
     if kind in ("calls", "says"):
         raise UserError(f"--target {kind} needs an argument after a colon")
-    return StepTarget(spec, f"does what {spec} says yes to", said, judge=find_judge(spec, question=SAME_DECISION, what="target"))
+    return StepTarget(spec, f"does what {spec} says yes to", said, judge=find_judge(spec, question=question, what="target"))
