@@ -47,7 +47,7 @@ class RateTest:
         numbers = (self.at_least, self.confidence, self.usual, self.power)
         if not all(isinstance(number, (int, float)) for number in numbers):
             raise UserError(f"at_least, confidence, usual and power are numbers, not {', '.join(map(repr, numbers)):.120}")
-        if not 0 < self.at_least < 1 or not 0.5 <= self.confidence < 1 or not 0 < self.power < 1:
+        if not 0 < self.at_least < 1 or not 0.5 < self.confidence < 1 or not 0 < self.power < 1:
             raise UserError(
                 "at_least and power lie between 0 and 1, confidence between 0.5 and 1, not "
                 f"{self.at_least:g}, {self.power:g} and {self.confidence:g}: no number of runs shows that something never fails"
@@ -72,6 +72,14 @@ class RateTest:
         if n and counts.k >= self._stops.passing[n]:
             return "passed"
         return "failed" if n and counts.k <= self._stops.failing[n] else None
+
+    def ahead(self, counts: Counts) -> int:
+        """Runs after which it may first be settled: however they end, fewer settle nothing. 0 once it is."""
+        return next(
+            m
+            for m in range(self.most + 1)
+            if self.settled(counts + Counts(m, m)) is not None or self.settled(counts + Counts(0, m)) is not None
+        )
 
     def chance(self, rate: float) -> float:
         """Exact chance that something whose true rate is ``rate`` passes."""

@@ -38,24 +38,28 @@ def flip_rate(counts: Counts) -> float:
     return 2 * counts.k * (counts.n - counts.k) / (counts.n * (counts.n - 1)) if counts.n > 1 else math.nan
 
 
-def all_of(tasks: Sequence[Counts], k: int) -> OverTasks | None:
-    """Mean of :func:`pass_hat` (pass^k) over tasks of ``k`` attempts or more; None where there is none."""
-    return _over(tasks, lambda counts: pass_hat(counts, k), lambda p: p**k)
+def all_of(tasks: Sequence[Counts], k: int, of_one: Interval | None = None) -> OverTasks | None:
+    """Mean of :func:`pass_hat` (pass^k) over tasks of ``k`` attempts or more; None where there is none.
+
+    ``of_one`` is the interval of the rate of a single task, by default Wilson's."""
+    return _over(tasks, lambda counts: pass_hat(counts, k), lambda p: p**k, of_one)
 
 
-def flips(tasks: Sequence[Counts]) -> OverTasks | None:
-    """Mean of :func:`flip_rate` over tasks of two attempts or more; None where there is none."""
-    return _over(tasks, flip_rate, lambda p: 2 * p * (1 - p))
+def flips(tasks: Sequence[Counts], of_one: Interval | None = None) -> OverTasks | None:
+    """Mean of :func:`flip_rate` over tasks of two attempts or more; None where there is none. ``of_one`` as in :func:`all_of`."""
+    return _over(tasks, flip_rate, lambda p: 2 * p * (1 - p), of_one)
 
 
-def _over(tasks: Sequence[Counts], of: Callable[[Counts], float], of_rate: Callable[[float], float]) -> OverTasks | None:
+def _over(
+    tasks: Sequence[Counts], of: Callable[[Counts], float], of_rate: Callable[[float], float], of_one: Interval | None
+) -> OverTasks | None:
     known = [(counts, of(counts)) for counts in tasks]
     values = [value for _, value in known if not math.isnan(value)]
     if not values:
         return None
     if len(values) == 1:
         counts = next(counts for counts, value in known if not math.isnan(value))
-        low, high = wilson(counts.k, counts.n)
+        low, high = of_one or wilson(counts.k, counts.n)
         ends = [of_rate(low), of_rate(high), *([of_rate(0.5)] if low < 0.5 < high else [])]
         return OverTasks(values[0], (min(*ends, values[0]), max(*ends, values[0])), 1)
     mean, interval = clustered_mean(values, range(len(values)))
