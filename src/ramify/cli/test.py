@@ -90,9 +90,9 @@ def test(
 
     if not 0 < difference < 1:
         raise UserError(f"--difference lies between 0 and 1, as 0.1 for ten points, not {difference:g}")
-    rate = _rate(at_least, usual, confidence) if where else None
     if not (at_least is None or 0 < at_least < 1) or not 0.5 < confidence < 1:
         raise UserError("--at-least lies between 0 and 1, --confidence between 0.5 and 1")
+    rate = _rate(at_least, usual, confidence) if where else None
     _check(where, {"--expect": expect, "--usual": usual, "--n": n, "--write": write, "--model": model, "--env": env}, junit)
     who = WhoPlays(model, env, trust, read_effects(effect or []))
     with Run.open(find_run(run), write=bool(where)) as opened:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -82,6 +83,20 @@ class AskedRequest:
             function = tool.get("function", tool)
             said += [f"[tool {function.get('name')}]", *_shown(function, 1).splitlines()]
         return [*said, *(f"[{name}] {_shown(value)}" for name, value in sorted(fields.items()) if value is not None)]
+
+
+def _diff(before: Sequence[str], now: Sequence[str]) -> str:
+    """A unified diff whose hunks name the message or tool that they are in."""
+    lines = []
+    for line in difflib.unified_diff(before, now, "recorded", "now", lineterm="", n=2):
+        if hunk := _HUNK.match(line):
+            above = before[: int(hunk[1])]
+            line = f"@@ {next((one for one in reversed(above) if _PLACE.match(one)), '')} @@"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+_HUNK, _PLACE = re.compile(r"@@ -(\d+)"), re.compile(r"\[[a-z_]+( [^\]]*)?\]")
 
 
 def _shown(value: Any, indent: int | None = None) -> str:
@@ -236,8 +251,7 @@ class RecordedStep:
                 return f"{self.name}: {which} is not made: the agent has ended by then."
             before, now = recorded.request.lines(same), self.asked_now[number].lines(same)
             if before != now:
-                diff = difflib.unified_diff(before, now, "recorded", "now", lineterm="", n=2)
-                return f"{self.name}: in {which} the agent asks something else than was recorded:\n" + "\n".join(diff)
+                return f"{self.name}: in {which} the agent asks something else than was recorded:\n{_diff(before, now)}"
         return ""
 
     def asks_as_recorded(self) -> None:
