@@ -41,16 +41,19 @@ class Rates:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object:
         """Call a marked test again and again; whoever else calls tests (asynchronous ones) makes each call."""
+        __tracebackhide__ = True
         mark = pyfuncitem.get_closest_marker("ramify_rate")
         if mark is None or _said in pyfuncitem.stash:
             return None
         from ramify.testing.repeated import Repeated
 
+        last: BaseException | None = None
+
         repeated = Repeated(_test_of(mark))
         pyfuncitem.stash[_said] = ""
         try:
             while not repeated.over:
-                self._again(pyfuncitem, repeated)
+                last = self._again(pyfuncitem, repeated) or last
         finally:
             del pyfuncitem.stash[_said]
         pyfuncitem.user_properties += list(repeated.properties.items())
@@ -58,10 +61,12 @@ class Rates:
         if repeated.settled != "passed":
             from ramify.render.text import sanitize
 
-            pytest.fail(sanitize(repeated.message), pytrace=False)
+            raise AssertionError(sanitize(repeated.message)) from last  # whose traceback pytest shows
         return True
 
-    def _again(self, item: pytest.Function, repeated: Repeated) -> None:
+    def _again(self, item: pytest.Function, repeated: Repeated) -> BaseException | None:
+        """One call more; how it failed."""
+        __tracebackhide__ = True
         try:
             item.ihook.pytest_pyfunc_call(pyfuncitem=item)
         except UserError:  # the test itself is wrong
@@ -73,8 +78,9 @@ class Rates:
             lines = str(error).splitlines() or [""]
             named = lines[0] if isinstance(error, (AssertionError, pytest.fail.Exception)) else f"{type(error).__name__}: {lines[0]}"
             repeated.add(None if unreached else False, named)
-        else:
-            repeated.add(True)
+            return error
+        repeated.add(True)
+        return None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The rates of the tests that were repeated."""
@@ -97,7 +103,8 @@ def _test_of(mark: pytest.Mark) -> Any:
     try:
         return RateTest(**mark.kwargs)
     except UserError as error:
-        pytest.fail(f"the mark ramify_rate: {error}", pytrace=False)
+        wrong = str(error)
+    pytest.fail(f"the mark ramify_rate: {wrong}", pytrace=False)
 
 
 class LiveModel:
