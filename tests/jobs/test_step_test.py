@@ -355,6 +355,34 @@ def test_an_agent_of_a_framework_under_pytest(kind: str, booker: Booker, server:
     assert ("-You book rooms." in out, "+You book hotels." in out, "Cost of" in out) == (True, True, True), out
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_example_of_github_actions_runs(here: Path, server: ChatServer) -> None:
+    """Its commands, as they stand, in a folder laid out as it expects."""
+    yaml = pytest.importorskip("yaml")
+    example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "github-actions.yml").read_text())
+    lines = [line for job in example["jobs"].values() for step in job["steps"] for line in step.get("run", "").splitlines()]
+    commands = [line for line in lines if not line.startswith("pip install -r ")]
+    assert [command.split()[:2] for command in commands] == [
+        ["pytest", "tests/agent"],
+        ["pytest", "tests/agent"],
+        ["ramify", "rollout"],
+        ["ramify", "rollout"],
+        ["ramify", "test"],
+    ]
+    Path("tests/agent").mkdir(parents=True)
+    assert main(["test", "run", booking(), "--write", "tests/agent/test_room.py"]) == 0
+    for folder in ("before", "after"):
+        Path(folder).mkdir()
+        shutil.copy("agent.py", folder)
+    env = os.environ | {"RAMIFY_MODEL": server.model, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for command in commands:
+        done = subprocess.run(["sh", "-eu", "-c", command], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    told = {name: ET.parse(f"{name}.xml").getroot() for name in ("recorded", "live", "versions")}
+    assert [root.find("testsuite").get("tests") for root in told.values()] == ["2", "2", "1"]  # type: ignore[union-attr]
+
+
 FRAMEWORKS = {
     "sdk": '''
 import ramify

@@ -340,7 +340,7 @@ STEP = recorded_step(__file__{agent})
 @pytest.mark.ramify_rate(at_least={at_least:g}, usual={usual:g}, confidence={confidence:g})
 def test_{name}(ramify_live):
     """At a rate of {usual:g} it passes {power:.0%} of the time, after {runs:.0f} runs in the mean and {most} at most; at
-    {at_least:g} or less it passes {error:.1%} of the time or less."""
+    {at_least:g} or less it passes {error:.0%} of the time at most."""
     ramify_live.expect(STEP, {target!r})
 '''
 RECORDED = '''
@@ -358,14 +358,11 @@ UNKNOWN = """
 
 
 def write_test(step: RecordedStep, node: Node, run: Run, target: StepTarget, test: RateTest, path: Path) -> None:
-    """Write the test ``path`` and its data beside it. Raises UserError where the file is no Python file or there already."""
+    """Write the test ``path`` and its data beside it. Raises UserError where the file is no Python file, or another is there."""
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise UserError(f"--write names a Python file that can be imported, as tests/test_step.py, not {path}")
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {path.parent}")
-    taken = next((one for one in (path, path.with_suffix(".json")) if one.exists()), None)
-    if taken is not None:
-        raise UserError(f"{taken} is there already, and may have been edited: choose another name, or remove it")
     words = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in target.name.lower())
     agent = f", agent={step.agent!r}" if step.agent is not None else ""
     text = TEST.format(
@@ -385,5 +382,9 @@ def write_test(step: RecordedStep, node: Node, run: Run, target: StepTarget, tes
         most=test.most,
         error=1 - test.confidence,
     )
-    replace(step, model=without_keys(step.model)).write(path.with_suffix(".json"))
+    data = replace(step, model=without_keys(step.model)).to_text()
+    for file, written in ((path, text), (path.with_suffix(".json"), data)):
+        if file.exists() and file.read_text(encoding="utf-8", errors="replace") != written:
+            raise UserError(f"{file} is there already and says something else: choose another name, or remove it")
+    write_whole(path.with_suffix(".json"), data)
     write_whole(path, text)

@@ -115,14 +115,16 @@ def attempts_needed(tasks: Sequence[Counts], difference: float, power: float = 0
     """Attempts at each of ``tasks``, by each of two versions, that find a ``difference`` of mean success at these tasks with
     probability ``power``, by a two-sided test at 1 - ``level``.
 
-    Each task counts with the variance of its rate (with half a success and half a failure more, so that no task counts as
-    certain); normal approximation with the correction for an exact test (Fleiss, Tytun and Ury 1980). Raises ValueError without
-    tasks or where ``difference`` is not within 0 and 1.
+    Each task counts with the variance of its rate: that of its attempts (with half a success and half a failure more, so that no
+    task counts as certain), times (n + 1) / n, since few attempts look less spread than they are; normal approximation with the
+    correction for an exact test (Fleiss, Tytun and Ury 1980). Raises ValueError without tasks or where ``difference`` is not
+    within 0 and 1.
     """
     if not tasks or not 0 < abs(difference) < 1:
         raise ValueError("a plan needs tasks, and a difference between 0 and 1")
     rates = [(counts.k + 0.5) / (counts.n + 1) for counts in tasks]
-    variance = 2 * sum(rate * (1 - rate) for rate in rates) / len(rates) ** 2
+    spread = [min(0.25, rate * (1 - rate) * (1 + 1 / max(counts.n, 1))) for rate, counts in zip(rates, tasks, strict=True)]
+    variance = 2 * sum(spread) / len(rates) ** 2
     reach = normal_quantile(level) + normal_quantile(2 * power - 1)
     plain = variance * (reach / difference) ** 2
     return max(1, math.ceil(plain / 4 * (1 + math.sqrt(1 + 4 / (plain * len(rates) * abs(difference)))) ** 2))

@@ -210,9 +210,9 @@ class RecordedStep:
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 
-    def write(self, path: Path) -> None:
-        """Write the file."""
-        write_whole(path, json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n")
+    def to_text(self) -> str:
+        """The file."""
+        return json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n"
 
     # -- recorded
 
@@ -261,7 +261,7 @@ class RecordedStep:
         said = self.difference()
         if said and os.environ.get(ACCEPT) and self.path is not None and len(self.asked_now) == len(self.replies):
             self.replies = [replace(was, request=now) for was, now in zip(self.replies, self.asked_now, strict=True)]
-            self.write(self.path)
+            write_whole(self.path, self.to_text())
         elif said:
             raise AssertionError(f"{said}\nIf that is meant: pytest --ramify-accept")
 
