@@ -1,4 +1,4 @@
-"""The mark ``ramify_rate`` as a user has it, in a pytest of its own: tests that pass, flip, reach nobody, or cannot be repeated."""
+"""The mark ``ramify_rate`` as a user has it, in a pytest of its own: tests that pass, flip, reach nobody, or are refused."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def pytest_pyfunc_call(pyfuncitem):
         asyncio.run(pyfuncitem.obj())
         return True
 '''
-ASYNC = '''
+ASYNC = """
 import pytest
 
 seen = []
@@ -118,7 +118,7 @@ async def test_later():
 
 def test_it_was_repeated():
     assert len(seen) > 3
-'''
+"""
 
 
 def test_a_users_tests_that_may_flip(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ramify.trace.db import Run
 sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 from chat_server import ChatServer, call, chat_server, results
 
-AGENT = '''
+AGENT = """
 import json
 import ramify
 from openai import OpenAI
@@ -71,7 +71,7 @@ def cheaper(task, answer):
 
 
 env = ramify.agent(booker, tools=[look_up, book], grade=cheaper, tasks=[{"id": "room", "prompt": "Book 4 or 7, the cheaper."}])
-'''
+"""
 
 
 class Booker:
@@ -328,7 +328,9 @@ def test_a_run_that_names_no_agent_asks_what_was_recorded(
 @pytest.mark.parametrize("kind", ["sdk", "langchain"])
 def test_an_agent_of_a_framework_under_pytest(kind: str, booker: Booker, server: ChatServer, tmp_path: Path) -> None:
     """The whole way of a person: recorded, written, run by a pytest of its own, changed, asked live."""
-    pytest.importorskip("agents" if kind == "sdk" else "langchain.agents", reason="the extra harnesses is not installed: NOT TESTED")
+    pytest.importorskip(
+        "agents" if kind == "sdk" else "langchain.agents", reason="the extra harnesses is not installed: NOT TESTED"
+    )
     (tmp_path / "agent.py").write_text(FRAMEWORKS[kind])
     booker.rooms = itertools.cycle([4])
     ramify.play(server.model, f"{tmp_path}/agent.py:env", attempts=1, out=tmp_path / "run")

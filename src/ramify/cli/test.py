@@ -17,7 +17,7 @@ from ramify.render.result import Cell, Result
 
 if TYPE_CHECKING:
     from ramify.jobs.reliability import TestedRun, TestedVersions, TestPlan
-    from ramify.jobs.step_test import StepQuestion, TestedStep
+    from ramify.jobs.regression import StepQuestion, TestedStep
     from ramify.rollout.stored import WhoPlays
     from ramify.stats.rates import RateTest
     from ramify.trace.db import Run
@@ -39,11 +39,13 @@ def cost(
 
 
 @app.study(plan=cost, unit="samples at most", itself=True, run="run")
-def test(
+def tell(
     run: RunArgument,
     where: Annotated[
         str,
-        argument("STEP", help="A reply's id, or its first digits; the name of a tree is its task. Default: all tasks of the run."),
+        argument(
+            "STEP", help="A reply's id, or its first digits; the name of a tree is its task. Default: all tasks of the run."
+        ),
     ] = "",
     expect: Annotated[
         str | None,
@@ -128,7 +130,7 @@ def _step(
     run: Run, where: str, question: StepQuestion, who: WhoPlays, against: str | None, difference: float, plan: bool,
     write: Path | None, scorer: str | None, bar: Progress,
 ) -> TestedVersions | TestPlan | TestedStep:  # fmt: skip
-    from ramify.jobs.step_test import compared_step, planned_step, recorded_in, step_in, tested_step, write_test
+    from ramify.jobs.regression import compared_step, planned_step, recorded_in, step_in, asked_again, write_test
     from ramify.stats.rates import RateTest
     from ramify.trace.db import Run
 
@@ -140,7 +142,7 @@ def _step(
     if against is not None:
         with Run.open(find_run(against)) as other:
             return compared_step(run, other, node, question, who, difference, bar.at)
-    result = tested_step(run, node, question, who, bar.at)
+    result = asked_again(run, node, question, who, bar.at)
     if write is None:
         return result
     step = recorded_in(run, node, who)
@@ -156,10 +158,8 @@ def _rate(at_least: float | None, usual: float | None, confidence: float) -> Rat
     return None if at_least is None else RateTest(at_least, confidence, usual or 0.0)
 
 
-def _question(
-    expect: str | None, rate: RateTest | None, n: int | None, against: str | None, write: Path | None
-) -> StepQuestion:
-    from ramify.jobs.step_test import StepQuestion
+def _question(expect: str | None, rate: RateTest | None, n: int | None, against: str | None, write: Path | None) -> StepQuestion:
+    from ramify.jobs.regression import StepQuestion
 
     if n and rate is not None and against is None:
         raise UserError("--at-least samples until it is settled, so it takes no --n but 0")

@@ -113,7 +113,9 @@ class TestedRun(Result):
     def junit(self) -> list[JunitCase]:
         """All tasks as a test, and each: it fails where its own attempts lie below the stated success, beyond chance."""
         told = {f"ramify {name}": _properties(over) for name, over in (("success", self.success), *self._named())}
-        every = {name: value for over in told for name, value in zip((over, f"{over} low", f"{over} high"), told[over], strict=True)}
+        every = {
+            name: value for over in told for name, value in zip((over, f"{over} low", f"{over} high"), told[over], strict=True)
+        }
         failed = self.verdict if self.exit_code else ""
         return [JunitCase("all tasks", failed, properties=every), *(self._task(row) for row in self.tasks)]
 
@@ -232,8 +234,8 @@ def _told(over: OverTasks) -> tuple[str, str, int]:
 def reliability(
     run: Run, scorer: str | None = None, difference: float = 0.1, at_least: float | None = None, confidence: float = 0.95
 ) -> TestedRun:
-    """Success, pass^k, flip rate of the run's attempts, whether they show a success of ``at_least``, and the plan of a comparison.
-    Raises UserError without an outcome."""
+    """Success, pass^k, flip rate of the run's attempts, whether they show a success of ``at_least``, and a plan. Raises UserError
+    without an outcome."""
     counts = {task: each for task, each in counts_of_tasks(run, scorer).items() if each.n}
     over, surely = _success(counts), _success(counts, 2 * confidence - 1).interval[0]
     most = max(each.n for each in counts.values())
@@ -306,8 +308,8 @@ class TestPlan(Result):
             rate = self.rate
             yield Section.of(
                 "",
-                f"A rate of {rate['at_least']:g} is shown, at a usual rate of {rate['usual']:g}, after {rate['mean']:.0f} runs in "
-                f"the mean and {rate['most']:.0f} at most; a test that does not stop early takes {rate['fixed']:.0f}.",
+                f"A rate of {rate['at_least']:g} is shown, at a usual rate of {rate['usual']:g}, after {rate['mean']:.0f} runs "
+                f"in the mean and {rate['most']:.0f} at most; a test that does not stop early takes {rate['fixed']:.0f}.",
             )
 
 

@@ -83,7 +83,9 @@ class Repeated:
         told = [f"{name} {percent(over.value)} {percent_interval(over.interval)}" for name, over in self.measures.items()]
         why = [f"{count} x {reason}" for reason, count in self.reasons.most_common(SHOWN)]
         more = len(self.reasons) - SHOWN
-        return "\n".join([self.sentence, ", ".join(told[1:]), *why, *([f"and {plural(more, 'other reason')}"] if more > 0 else [])])
+        return "\n".join(
+            [self.sentence, ", ".join(told[1:]), *why, *([f"and {plural(more, 'other reason')}"] if more > 0 else [])]
+        )
 
     @property
     def properties(self) -> dict[str, str]:

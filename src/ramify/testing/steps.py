@@ -1,4 +1,4 @@
-"""A recorded step of an agent as a test: what the agent was asked to decide, in a file beside the test, and two ways to ask again.
+"""A recorded step of an agent as a test: what it was asked to decide, in a file beside the test, and two ways to ask again.
 
 **Recorded**, without a model: the agent runs, is given the recorded replies and the recorded results of its tools, and its
 requests must be the recorded ones (messages, tools, settings). **Live**: a model is asked what the agent asks today, and the
@@ -35,7 +35,7 @@ from ramify.rollout.agent import Agent
 from ramify.rollout.components import any_environment, make_agent
 from ramify.rollout.prompt import chat_shown
 from ramify.rollout.sampler import Sampler, sample_key
-from ramify.rollout.stage import Stage, recall
+from ramify.rollout.stage import Stage
 from ramify.rollout.stored import sampling_in, task_of
 from ramify.score.target import StepTarget, read_target
 from ramify.trace.context import seen
@@ -255,7 +255,7 @@ class RecordedStep:
         return ""
 
     def asks_as_recorded(self) -> None:
-        """Assert that the agent asks what it asked when the step was recorded. With ``pytest --ramify-accept`` what it asks now is
+        """Assert that the agent asks what it asked when the step was recorded. With ``pytest --ramify-accept`` what it asks is
         written into the file instead. Raises UserError where no agent is named."""
         __tracebackhide__ = True
         said = self.difference()

@@ -76,7 +76,9 @@ class Rates:
                 {kind.__name__ for kind in type(error).__mro__} & set(UNREACHED)
             )
             lines = str(error).splitlines() or [""]
-            named = lines[0] if isinstance(error, (AssertionError, pytest.fail.Exception)) else f"{type(error).__name__}: {lines[0]}"
+            named = (
+                lines[0] if isinstance(error, (AssertionError, pytest.fail.Exception)) else f"{type(error).__name__}: {lines[0]}"
+            )
             repeated.add(None if unreached else False, named)
             return error
         repeated.add(True)

@@ -1,10 +1,10 @@
-"""A step of a run as a regression test (``ramify test RUN STEP``): does the agent ask what it asked then, how often does the model
-take the step, is that often enough, does another version differ there, and the pytest file that keeps it."""
+"""A step of a run as a regression test (``ramify test RUN STEP``): does the agent ask what it asked then, how often does a model
+take it, is that often enough, does another version differ there, and the pytest file that keeps it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -196,7 +196,7 @@ class _Arm:
         self.done += n
 
 
-def tested_step(
+def asked_again(
     run: Run,
     node: Node,
     question: StepQuestion,
@@ -343,11 +343,11 @@ def test_{name}(ramify_live):
     {at_least:g} or less it passes {error:.0%} of the time at most."""
     ramify_live.expect(STEP, {target!r})
 '''
-RECORDED = '''
+RECORDED = """
 def test_asks_as_recorded():
     STEP.asks_as_recorded()
 
-'''
+"""
 UNKNOWN = """
 # Which agent asks is not on record. With agent=ramify.agent(...), or agent="FILE.py:NAME" of one, above:
 #
@@ -366,7 +366,9 @@ def write_test(step: RecordedStep, node: Node, run: Run, target: StepTarget, tes
     words = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in target.name.lower())
     agent = f", agent={step.agent!r}" if step.agent is not None else ""
     text = TEST.format(
-        what=f"Step {node.id[:12]} of {Path(str(run.folder)).name}: the agent {target.says}.".replace("\\", "\\\\").replace('"', "'"),
+        what=f"Step {node.id[:12]} of {Path(str(run.folder)).name}: the agent {target.says}.".replace("\\", "\\\\").replace(
+            '"', "'"
+        ),
         data=path.with_suffix(".json").name,
         file=path.name,
         model=without_keys(step.model) or "none",
