@@ -16,8 +16,8 @@ from ramify.kit import Effects, ForkEnv, ForkModel, RunArgument, Trust, Verbs, a
 from ramify.render.result import Cell, Result
 
 if TYPE_CHECKING:
-    from ramify.jobs.reliability import TestedRun, TestedVersions, TestPlan
     from ramify.jobs.regression import StepQuestion, TestedStep
+    from ramify.jobs.reliability import TestedRun, TestedVersions, TestPlan
     from ramify.rollout.stored import WhoPlays
     from ramify.stats.rates import RateTest
     from ramify.trace.db import Run
@@ -130,7 +130,7 @@ def _step(
     run: Run, where: str, question: StepQuestion, who: WhoPlays, against: str | None, difference: float, plan: bool,
     write: Path | None, scorer: str | None, bar: Progress,
 ) -> TestedVersions | TestPlan | TestedStep:  # fmt: skip
-    from ramify.jobs.regression import compared_step, planned_step, recorded_in, step_in, asked_again, write_test
+    from ramify.jobs.regression import asked_again, compared_step, planned_step, recorded_in, step_in, write_test
     from ramify.stats.rates import RateTest
     from ramify.trace.db import Run
 
