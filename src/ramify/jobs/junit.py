@@ -24,7 +24,7 @@ def junit_of(suite: str, cases: Sequence[JunitCase]) -> str:
     failed, skipped = sum(bool(case.failure) for case in cases), sum(bool(case.skipped) for case in cases)
     root = Element("testsuites", name="ramify")
     counts = {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "skipped": str(skipped)}
-    made = SubElement(root, "testsuite", name=sanitize(suite, flatten=True), **counts)
+    made = SubElement(root, "testsuite", {"name": sanitize(suite, flatten=True), **counts})
     for case in cases:
         entry = SubElement(made, "testcase", classname="ramify test", name=sanitize(case.name, flatten=True))
         if case.properties:
