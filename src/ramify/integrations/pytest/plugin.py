@@ -58,8 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "ramify_rate(at_least, confidence=0.95, usual, power=0.8): run the test until its rate of success is settled."
     )
     given = {_NO_CALLS: "--ramify-no-real-calls", _ACCEPT: "--ramify-accept"}
-    config.stash[_before] = {name: os.environ.get(name) for name, option in given.items() if config.getoption(option)}
-    os.environ.update(dict.fromkeys(config.stash[_before], "1"))
+    before = {name: os.environ.get(name) for name, option in given.items() if config.getoption(option)}
+    config.stash[_before] = before
+    os.environ.update({name: "1" for name in before})
     if config.getoption("--ramify-diagnose") and not hasattr(config, "workerinput"):
         from ramify.integrations.pytest.diagnose import Diagnose
 
