@@ -9,6 +9,7 @@ import importlib
 from pathlib import Path
 
 import ramify
+import ramify.stats
 from ramify.base import registry
 from ramify.base.words import unwrapped
 
@@ -33,6 +34,8 @@ KERNEL = {
         "ramify.rollout.potential.ForkEnd",
     ),
     "Judges": ("ramify.score.judge.Judge", "ramify.score.judge.find_judge"),
+    "Tests of agents": ("ramify.testing.steps.recorded_step", "ramify.testing.steps.RecordedStep"),
+    "Statistics of agents' runs": tuple(f"{getattr(ramify.stats, name).__module__}.{name}" for name in ramify.stats._NAMES),
     "Credit": ("ramify.score.credit.protocol.CreditRule", "ramify.score.credit.protocol.CreditGroup"),
     "Running what is not trusted": tuple(
         f"ramify.sandbox.{home}"

@@ -9,6 +9,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "nulls.md"
+JOBS = {"why": "why.md", "fix": "howto/fix.md", "test": "howto/reliability.md"}
+"""Pages of those that are no methods."""
 HEAD = """# False positives and power
 
 How often does a method report a finding where there is none, and how often does it miss a real one? Every method has two kinds of
@@ -67,7 +69,7 @@ def row(slug: str, case: dict[str, Any]) -> str:
     k, wanted = (case["found"], f">= {case['wanted']:g}") if planted else (case["false"], f"<= {case['level']:g}")
     status = case["status"].replace("_", " ")
     says = f"**{case['name']}**: {case['says']}"
-    page = {"why": "why.md", "fix": "howto/fix.md"}.get(slug, f"methods/{slug}.md")
+    page = JOBS.get(slug, f"methods/{slug}.md")
     return (
         f"| [{slug}]({page}) | {case['truth']} | {says} | {k} of {case['n']} | {case['rate']:.3f} [{low:.3f}, "
         f"{high:.3f}] | {wanted} | {status} |"

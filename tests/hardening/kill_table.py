@@ -44,6 +44,12 @@ VERBS: tuple[Verb, ...] = (
         after="rollout-hall",
         passes=("kept.json",),
     ),
+    Verb(
+        "test run {node} --expect says:go --n 6 --write test_go.py --junit out.xml --json",
+        after="rollout-hall",
+        name="test-step",
+        passes=("test_go.py", "test_go.json", "out.xml"),
+    ),
     Verb("why run --share --n 8 --describe 0 --json", after="rollout-hall", name="why-share"),
     Verb("why run {node} --context --samples 12 --json", after="rollout-tokens", name="why-context"),
     Verb("why run {node} --tokens --samples 24 --json", after="rollout-tokens", name="why-tokens"),

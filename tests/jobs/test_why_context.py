@@ -23,7 +23,7 @@ from ramify.engine.local import LocalModel
 from ramify.jobs.context.ask import found_contexts, why_context
 from ramify.jobs.context.parts import FILLER, NOTHING, ContextParts, take_apart
 from ramify.jobs.context.search import CauseSearch, Searched, SearchSettings, Variant
-from ramify.jobs.context.target import read_target
+from ramify.score.target import read_target
 from ramify.stats.sequential import DropBet
 from ramify.trace.db import Run
 from ramify.trace.message import Message

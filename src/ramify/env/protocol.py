@@ -16,6 +16,11 @@ from ramify.trace.lines import read_lines
 
 CHAT = "chat"
 """In the data of an observation, see :func:`chat_of`."""
+LABELS = (
+    *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store", "service_tier"),
+    *("client_metadata", "context_management", "include"),
+)
+"""Fields of a request that do not change the reply."""
 Snapshot = Any
 """A JSON value, or bytes: durable, stored with the run. Or :class:`Volatile`."""
 

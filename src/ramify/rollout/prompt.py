@@ -115,7 +115,7 @@ class Prompts:
         if head is not None:
             pieces.append(head)
         tokens = np.concatenate(pieces) if pieces else None
-        messages, fields = _chat(position.messages)
+        messages, fields = chat_shown(position.messages)
         return Prompt(Prefix(tokens, messages, tuple(tools), fields or asked or {}), rendered, head)
 
     def tokens_of(self, parts: list[Part], begun: bool) -> np.ndarray:
@@ -147,7 +147,7 @@ def _front(template: ChatTemplate) -> int:
     return max(0, first - later)
 
 
-def _chat(messages: Sequence[Message]) -> tuple[tuple[Message, ...], Mapping[str, Any]]:
+def chat_shown(messages: Sequence[Message]) -> tuple[tuple[Message, ...], Mapping[str, Any]]:
     """The messages of a chat, with those that an observation stands for in its place, and the further fields of the request
     (:func:`ramify.env.protocol.chat_of`)."""
     found: list[Message] = []

@@ -29,7 +29,7 @@ async def restore(
     task: Task,
     node: Node,
     tree: Tree,
-    run: Run,
+    run: Run | None,
     volatile: Mapping[str, Volatile],
 ) -> int:
     """Bring an environment, just reset to ``task``, to its state after ``node``; returns how many steps were replayed.
@@ -140,8 +140,8 @@ def _original(node: Node, tree: Tree) -> Node:
     return next((other for other in siblings if other.role == node.role and "edit" not in other.data), node)
 
 
-def _snapshot(node: Node, run: Run, volatile: Mapping[str, Volatile]) -> Snapshot:
-    if node.snapshot is None:
+def _snapshot(node: Node, run: Run | None, volatile: Mapping[str, Volatile]) -> Snapshot:
+    if node.snapshot is None or run is None:
         return volatile[node.id]
     return run.get_blob(node.snapshot[5:]) if node.snapshot.startswith("blob:") else json.loads(node.snapshot)
 
@@ -158,7 +158,7 @@ T = TypeVar("T")
 class Stage:
     """Episodes of one environment. Whatever a third party's environment raises becomes InfrastructureError("env")."""
 
-    def __init__(self, environment: Environment, run: Run) -> None:
+    def __init__(self, environment: Environment, run: Run | None = None) -> None:
         self.environment, self.run = environment, run
         self.volatile: OrderedDict[str, Volatile] = OrderedDict()
         """Snapshots that cannot be stored, by node."""

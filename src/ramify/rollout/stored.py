@@ -15,6 +15,7 @@ from ramify.env.protocol import AnyEnvironment, Task
 from ramify.env.tools import declare
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.function import AnyModel
+from ramify.rollout.agent import Agent
 from ramify.rollout.compact import Compactor
 from ramify.rollout.components import any_environment, check_trust, find_model, make_agent, read_sampling
 from ramify.rollout.run import Episodes
@@ -142,25 +143,35 @@ def episodes_in(run: Run, node: Node, who: WhoPlays, compactor: Compactor | None
         agent, chosen = registry.get("player", run.kind)(run, node, who.model)
         declare(chosen, who.effects)
         return Episodes(agent, chosen, run, seed, group), task
+    agent = agent_of(run, node, who.model, spec, compactor)
+    chosen = any_environment(who.env or env)
+    declare(chosen, who.effects)
+    return Episodes(agent, chosen, run, seed, group), task
+
+
+def agent_of(run: Run, node: Node, model: AnyModel | None, spec: Any, compactor: Compactor | None = None) -> Agent:
+    """The agent of ``run`` that continues from ``node``: ``model``, else the one that ``spec``, its settings' model, names.
+    Raises UserError."""
+    config = run.config
     shortens: Any = compactor or config.get("compactor")
     if shortens == "":
         raise UserError(f"{run.folder} was made with a compactor that ramify cannot load by name; pass compactor=")
     window = int(config.get("window") or 0)
-    settings = dict(
-        config.get("sampling") or {"temperature": config.get("temperature", 1.0), "max_tokens": config.get("max_reply", 64)}
-    )
-    if who.model is None or isinstance(who.model, str):
-        spec, improved = who.model or spec, run.folder / AGENT
+    settings = sampling_in(config)
+    if model is None or isinstance(model, str):
+        spec, improved = model or spec, run.folder / AGENT
         sampled_by = "" if node.provenance is None else run.provenance(node.provenance).weights
         kept = kept_template(run)
-        placed = placed_in(run, spec) if who.model is None else ("", "")
+        placed = placed_in(run, spec) if model is None else ("", "")
         found, template = find_model(spec, *placed, kept)
-        if who.model is None and improved.is_dir() and found.identity.weights != sampled_by:
+        if model is None and improved.is_dir() and found.identity.weights != sampled_by:
             found, template = find_model(f"hf:{improved}", *placed, kept)
         settings["stop_tokens"] = () if template is None else template.stop_tokens
-        agent = make_agent(found, template, read_sampling(settings), shortens, window)
-    else:
-        agent = make_agent(who.model, None, read_sampling(settings), shortens, window, kept_template(run))
-    chosen = any_environment(who.env or env)
-    declare(chosen, who.effects)
-    return Episodes(agent, chosen, run, seed, group), task
+        return make_agent(found, template, read_sampling(settings), shortens, window)
+    return make_agent(model, None, read_sampling(settings), shortens, window, kept_template(run))
+
+
+def sampling_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling settings among those of a run."""
+    alone = {"temperature": config.get("temperature", 1.0), "max_tokens": config.get("max_reply", 64)}
+    return dict(config.get("sampling") or alone)

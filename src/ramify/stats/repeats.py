@@ -38,24 +38,28 @@ def flip_rate(counts: Counts) -> float:
     return 2 * counts.k * (counts.n - counts.k) / (counts.n * (counts.n - 1)) if counts.n > 1 else math.nan
 
 
-def all_of(tasks: Sequence[Counts], k: int) -> OverTasks | None:
-    """Mean of :func:`pass_hat` (pass^k) over tasks of ``k`` attempts or more; None where there is none."""
-    return _over(tasks, lambda counts: pass_hat(counts, k), lambda p: p**k)
+def all_of(tasks: Sequence[Counts], k: int, of_one: Interval | None = None) -> OverTasks | None:
+    """Mean of :func:`pass_hat` (pass^k) over tasks of ``k`` attempts or more; None where there is none.
+
+    ``of_one`` is the interval of the rate of a single task, by default Wilson's."""
+    return _over(tasks, lambda counts: pass_hat(counts, k), lambda p: p**k, of_one)
 
 
-def flips(tasks: Sequence[Counts]) -> OverTasks | None:
-    """Mean of :func:`flip_rate` over tasks of two attempts or more; None where there is none."""
-    return _over(tasks, flip_rate, lambda p: 2 * p * (1 - p))
+def flips(tasks: Sequence[Counts], of_one: Interval | None = None) -> OverTasks | None:
+    """Mean of :func:`flip_rate` over tasks of two attempts or more; None where there is none. ``of_one`` as in :func:`all_of`."""
+    return _over(tasks, flip_rate, lambda p: 2 * p * (1 - p), of_one)
 
 
-def _over(tasks: Sequence[Counts], of: Callable[[Counts], float], of_rate: Callable[[float], float]) -> OverTasks | None:
+def _over(
+    tasks: Sequence[Counts], of: Callable[[Counts], float], of_rate: Callable[[float], float], of_one: Interval | None
+) -> OverTasks | None:
     known = [(counts, of(counts)) for counts in tasks]
     values = [value for _, value in known if not math.isnan(value)]
     if not values:
         return None
     if len(values) == 1:
         counts = next(counts for counts, value in known if not math.isnan(value))
-        low, high = wilson(counts.k, counts.n)
+        low, high = of_one or wilson(counts.k, counts.n)
         ends = [of_rate(low), of_rate(high), *([of_rate(0.5)] if low < 0.5 < high else [])]
         return OverTasks(values[0], (min(*ends, values[0]), max(*ends, values[0])), 1)
     mean, interval = clustered_mean(values, range(len(values)))
@@ -111,14 +115,16 @@ def attempts_needed(tasks: Sequence[Counts], difference: float, power: float = 0
     """Attempts at each of ``tasks``, by each of two versions, that find a ``difference`` of mean success at these tasks with
     probability ``power``, by a two-sided test at 1 - ``level``.
 
-    Each task counts with the variance of its rate (with half a success and half a failure more, so that no task counts as
-    certain); normal approximation with the correction for an exact test (Fleiss, Tytun and Ury 1980). Raises ValueError without
-    tasks or where ``difference`` is not within 0 and 1.
+    Each task counts with the variance of its rate: that of its attempts (with half a success and half a failure more, so that no
+    task counts as certain), times (n + 1) / n, since few attempts look less spread than they are; normal approximation with the
+    correction for an exact test (Fleiss, Tytun and Ury 1980). Raises ValueError without tasks or where ``difference`` is not
+    within 0 and 1.
     """
     if not tasks or not 0 < abs(difference) < 1:
         raise ValueError("a plan needs tasks, and a difference between 0 and 1")
     rates = [(counts.k + 0.5) / (counts.n + 1) for counts in tasks]
-    variance = 2 * sum(rate * (1 - rate) for rate in rates) / len(rates) ** 2
+    spread = [min(0.25, rate * (1 - rate) * (1 + 1 / max(counts.n, 1))) for rate, counts in zip(rates, tasks, strict=True)]
+    variance = 2 * sum(spread) / len(rates) ** 2
     reach = normal_quantile(level) + normal_quantile(2 * power - 1)
     plain = variance * (reach / difference) ** 2
     return max(1, math.ceil(plain / 4 * (1 + math.sqrt(1 + 4 / (plain * len(rates) * abs(difference)))) ** 2))

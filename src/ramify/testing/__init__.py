@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.testing.reader import check_reader as check_reader
     from ramify.testing.sandbox import check_sandbox as check_sandbox
     from ramify.testing.searcher import check_searcher as check_searcher
+    from ramify.testing.steps import RecordedStep as RecordedStep
+    from ramify.testing.steps import recorded_step as recorded_step
 else:
     _NAMES, __getattr__ = declared(__name__, __file__)
 

@@ -21,7 +21,7 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
 from ramify.base.secrets import hidden, redact
-from ramify.env.protocol import CHAT, Env, Observation
+from ramify.env.protocol import CHAT, LABELS, Env, Observation
 from ramify.env.tools import EVERY, ask_person
 from ramify.integrations.harnesses.agents import AgentEnvironment, AgentEpisode
 from ramify.integrations.harnesses.worktrees import PLACE, CommandEnd, Worktree, sweep
@@ -39,11 +39,6 @@ _NOT_STARTED = (126, 127)
 """A shell's exit codes for what it cannot run."""
 _ENDED_FROM_OUTSIDE = (-9, -15, -2, 137, 143, 130)
 """SIGKILL, SIGTERM and SIGINT, of the shell itself or of what it ran."""
-_LABELS = (
-    *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store", "service_tier"),
-    *("client_metadata", "context_management", "include"),
-)
-"""Fields of a request that do not change the reply."""
 _VARIES = re.compile(
     r"(?P<uuid>\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b)"
     r"|\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z| ?[+-]\d\d:?\d\d)?)?"
@@ -138,6 +133,11 @@ class CommandEnvironment(AgentEnvironment):
         """A fresh episode."""
         return CommandEpisode(self)
 
+    @staticmethod
+    def same(value: Any) -> Any:
+        """What a request says, without what differs between two runs of a program that does the same."""
+        return _same(value)
+
     def check_at_base(self) -> CommandEnd | None:
         """How the check ends on files that nobody has changed; None without one."""
         if not self.settings.check:
@@ -172,7 +172,7 @@ class CommandEpisode(AgentEpisode):
         return None if self._now is None else self._now.key
 
     def _request_key(self, messages: list[str], asked: Mapping[str, Any]) -> str:
-        kept = {name: value for name, value in asked.items() if name not in _LABELS}
+        kept = {name: value for name, value in asked.items() if name not in LABELS}
         return json_hash([[_same(json.loads(message)) for message in messages], _same(plain(kept))])
 
     def asks(self, body: Mapping[str, Any]) -> Any:

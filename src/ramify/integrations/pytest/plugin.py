@@ -1,5 +1,6 @@
 """The pytest plug-in: ``--ramify-no-real-calls``, the fixtures ``ramify`` (every assertion by name), ``forbid_real_calls`` and
-``sim_env`` (a simulated environment), ``--judge-slot``, and ``--ramify-diagnose RUN``.
+``sim_env`` (a simulated environment), ``--judge-slot``, ``--ramify-diagnose RUN``, and for tests of what may flip the mark
+``ramify_rate``, the fixture ``ramify_live`` with ``--ramify-live`` and ``--ramify-model``, and ``--ramify-accept``.
 
 ``--judge-slot SLOT=JUDGE`` is for tests that depend on what a judge says, marked ``@pytest.mark.judge_slot("SLOT")``: they run
 where the judge is another version than that with which they passed last, and are skipped where it is the same. JUDGE is the
@@ -17,8 +18,9 @@ from typing import Any
 
 import pytest
 
-_VARIABLE = "RAMIFY_NO_REAL_CALLS"
-_before = pytest.StashKey[str | None]()
+_NO_CALLS, _ACCEPT = "RAMIFY_NO_REAL_CALLS", "RAMIFY_ACCEPT"
+_LIVE, _MODEL = "RAMIFY_LIVE", "RAMIFY_MODEL"
+_before = pytest.StashKey[dict[str, str | None]]()
 _versions = pytest.StashKey[dict[str, str]]()
 
 
@@ -40,14 +42,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="RUN",
         help="Record the lines that tests run, and rank the causes of each failing test; case files go into this run.",
     )
+    group.addoption(
+        "--ramify-live", action="store_true", help=f"Run the tests that ask a model (fixture ramify_live), as {_LIVE}=1 does."
+    )
+    group.addoption(
+        "--ramify-model", metavar="MODEL", default="", help=f"The model that they ask; default: {_MODEL}, else the recorded one."
+    )
+    group.addoption(
+        "--ramify-accept", action="store_true", help="Recorded steps: write what the agent asks now, instead of failing."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known; refuse real calls from here on where the flag is given."""
     config.addinivalue_line("markers", "judge_slot(name): the test depends on the judge of this slot; see --judge-slot.")
-    if config.getoption("--ramify-no-real-calls"):
-        config.stash[_before] = os.environ.get(_VARIABLE)
-        os.environ[_VARIABLE] = "1"
+    config.addinivalue_line(
+        "markers", "ramify_rate(at_least, confidence=0.95, usual, power=0.8): run the test until its rate of success is settled."
+    )
+    given = {_NO_CALLS: "--ramify-no-real-calls", _ACCEPT: "--ramify-accept"}
+    before = {name: os.environ.get(name) for name, option in given.items() if config.getoption(option)}
+    config.stash[_before] = before
+    os.environ.update(dict.fromkeys(before, "1"))
     if config.getoption("--ramify-diagnose"):
         from ramify.integrations.pytest.diagnose import Diagnose, RecordLines
 
@@ -69,16 +84,19 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Put the environment back."""
-    if _before in config.stash:
-        before = config.stash[_before]
+    for name, before in config.stash.get(_before, {}).items():
         if before is None:
-            os.environ.pop(_VARIABLE, None)
+            os.environ.pop(name, None)
         else:
-            os.environ[_VARIABLE] = before
+            os.environ[name] = before
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by the version of the judges that they depend on; skip those that passed with it."""
+    """Mark tests by the version of the judges that they depend on; skip those that passed with it. Repeat what may flip."""
+    if any(item.get_closest_marker("ramify_rate") for item in items):
+        from ramify.integrations.pytest.rates import Rates
+
+        config.pluginmanager.register(Rates(), "ramify-rates")
     marked = [(item, _slots(item)) for item in items if _slots(item)]
     given = dict(one.partition("=")[::2] for one in config.getoption("--judge-slot"))
     config.stash[_versions] = versions = {slot: _version(slot, spec) for slot, spec in given.items()} if marked else {}
@@ -166,6 +184,17 @@ def forbid_real_calls() -> Iterator[None]:
 
     with scripted.forbid_real_calls():
         yield
+
+
+@pytest.fixture
+def ramify_live(request: pytest.FixtureRequest) -> Any:
+    """The model that recorded steps are asked of: ``ramify_live.expect(STEP, "calls:TOOL")`` is one sample. Without
+    ``--ramify-live`` the test is skipped."""
+    if not (request.config.getoption("--ramify-live") or os.environ.get(_LIVE)):
+        pytest.skip("asks a model: run it with --ramify-live")
+    from ramify.integrations.pytest.rates import LiveModel
+
+    return LiveModel(request.config.getoption("--ramify-model") or os.environ.get(_MODEL, ""))
 
 
 @pytest.fixture

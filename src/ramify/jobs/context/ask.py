@@ -17,7 +17,6 @@ from ramify.env.protocol import AnyEnvironment, Env, TaskSet, tools_of
 from ramify.jobs.context.answer import CausingPart, ContextCause, WhyContext
 from ramify.jobs.context.parts import ContextParts, take_apart, tool_name
 from ramify.jobs.context.search import CauseSearch, FoundCause, Searched, SearchSettings, Variant
-from ramify.jobs.context.target import read_target
 from ramify.jobs.why.attempts import attempts_in
 from ramify.jobs.why.findings import found as stored_answers
 from ramify.jobs.why.records import Chance
@@ -26,6 +25,7 @@ from ramify.model.protocol import Prefix, known_capabilities
 from ramify.rollout.edits import Change, saying
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import WhoPlays, episodes_in, other_agent
+from ramify.score.target import read_target
 from ramify.trace.context import changed
 from ramify.trace.db import Run
 from ramify.trace.graph import short
@@ -81,7 +81,7 @@ def why_context(
     """Which parts of what the agent was shown caused step ``where`` (a reply's id; by default the step that ``why`` named) of
     the run at ``path``.
 
-    ``target`` says what counts as taking the step again (:func:`ramify.jobs.context.target.read_target`); with ``outcome`` the
+    ``target`` says what counts as taking the step again (:func:`ramify.score.target.read_target`); with ``outcome`` the
     attempt is played on and its success counted instead. At most ``samples`` in all; no part without an effect is named with a
     chance of more than ``level``. The result is stored as a finding, the samples in the run's journal: the same call again loads
     them. Raises UserError, and RamifyError where every sample failed.

@@ -24,7 +24,6 @@ from ramify.base.ids import json_hash
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.env.protocol import EditsFiles, Task
-from ramify.jobs.context.target import StepTarget, read_target
 from ramify.jobs.fix.answer import ConfirmedFix, ConfirmedTask, Fixes
 from ramify.jobs.fix.candidates import FILE, Edit, at_the_step, check_player, is_file
 from ramify.jobs.why.findings import found
@@ -34,6 +33,7 @@ from ramify.rollout.fork import compare, diff_of
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import WhoPlays, episodes_in, task_of
 from ramify.score.judge import IS_RIGHT
+from ramify.score.target import StepTarget, read_target
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import EvidenceRow, evidence
 from ramify.stats.repeats import VersionsCompared, compare_versions

@@ -13,7 +13,6 @@ from ramify.base.ids import json_hash
 from ramify.base.waiting import wait_for
 from ramify.env.protocol import AnyEnvironment, tools_of
 from ramify.jobs.context.ask import ContextQuestion, deciding_alone, ended_well, identity_of, points_less, step_of
-from ramify.jobs.context.target import StepTarget, read_target
 from ramify.jobs.tokens.answer import TokenOdds, WhyTokens
 from ramify.jobs.tokens.search import OtherToken, SearchedTokens, TokenSearch, TriedToken
 from ramify.jobs.why.records import Chance
@@ -25,6 +24,7 @@ from ramify.rollout.fork import WantedArm, arms
 from ramify.rollout.stored import WhoPlays, episodes_in, other_agent
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.judge import FunctionJudge, Judge
+from ramify.score.target import StepTarget, read_target
 from ramify.trace.db import Run
 from ramify.trace.graph import short
 from ramify.trace.message import Message
