@@ -121,6 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if argv is None:
         interrupt.watch(_leave)
+        if "RAMIFY_ATTENDED" in os.environ:
+            from ramify.base import attended  # help starts faster without it
+
+            attended.attend()
     try:
         code = run(words)
         sys.stdout.flush()

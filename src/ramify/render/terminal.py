@@ -14,12 +14,12 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from ramify.base import codec
+from ramify.base import attended, codec
 from ramify.base.errors import InterruptedRunError
 from ramify.base.interrupt import interrupted, interruptible
 from ramify.base.progress import REPLIES, SILENT, Progress
 from ramify.base.words import plural
-from ramify.render.result import Result, to_text
+from ramify.render.result import Result, to_data, to_text
 from ramify.render.text import sanitize
 
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -38,6 +38,7 @@ def quiet(as_json: bool) -> Iterator[None]:
 def show(result: Result, as_json: bool) -> None:
     """Print what a verb found: its JSON, or the text of its sections; its caveats on standard error."""
     emit(result.to_json() if as_json else {}, as_json, "" if as_json else to_text(result.sections()))
+    attended.concluded(lambda: {"sections": to_data(result.sections()), "caveats": list(result.caveats)})
     for caveat in result.caveats:
         say(f"warning: {caveat}")
 
@@ -174,6 +175,7 @@ class _Lines(_Told):
 
     def open(self) -> None:
         """From now on lines come by themselves, too."""
+        attended.showing(lambda: {name: getattr(self, name) for name in ("title", "phase", "done", "total", "unit", "note")})
         self.over = threading.Event()
         threading.Thread(target=self._tick, name="ramify-progress", daemon=True).start()
 
