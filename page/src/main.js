@@ -25,7 +25,7 @@ class Explorer {
   show(data) {
     const before = this.view;
     this.run = data.run || this.page.run;
-    this.node = this.page.served && !data.run;
+    this.node = data.run ? "" : this.page.base;
     this.tree = new Tree(data);
     this.panel = h("div", { class: "panel", tabindex: "0", role: "region", "aria-label": "the chosen step" });
     this.pair = h("div", { class: "sides", hidden: true });
@@ -93,7 +93,7 @@ function start() {
   const table = document.querySelector("[data-tasks]");
   const link = (row) => {
     const at = data.trees.findIndex((tree) => tree.name === row.name);
-    return at >= 0 && boxes.length ? `#tree-${at}` : data.served ? `/tree/${encodeURIComponent(row.name)}` : "";
+    return at >= 0 && boxes.length ? `#tree-${at}` : data.base ? `${data.base}/tree/${encodeURIComponent(row.name)}` : "";
   };
   const tasks = table && data.tasks ? new Tasks(table, data.tasks, link) : null;
 
@@ -111,7 +111,7 @@ function start() {
   if (data.source && location.protocol.startsWith("http")) {
     const status = h("span", { class: "soft", role: "status" });
     document.querySelector("nav").append(status);
-    follow(data.source, (text) => put(status, text), (fresh) => {
+    follow(data.base, data.source, (text) => put(status, text), (fresh) => {
       for (const [at, explorer] of explorers) {
         const now = fresh.trees.find((tree) => tree.name === data.trees[at].name);
         if (now && JSON.stringify(now) !== JSON.stringify(data.trees[at])) {

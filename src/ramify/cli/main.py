@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Each is the module of its name under ramify.cli.
 VERBS = [
-    *("record", "why", "show", "fork", "fix", "improve", "rollout", "resume", "serve", "import", "export"),
+    *("record", "why", "show", "ui", "fork", "fix", "improve", "rollout", "resume", "serve", "import", "export"),
     *("test", "doctor", "list", "new", "check", "repro", "completion"),
 ]
 FRONT = """\
@@ -34,6 +34,7 @@ use that to make the agent better.
 An agent failed        record      run any agent as it is, n times, recorded
                        why         which step lost it, what would have helped
                        show        a run in the terminal, or as web pages
+                       ui          all runs of a folder, as web pages
                        fork        change one thing at any token, sample on
                        fix         which edit helps, also at other tasks
                        test        how reliable, and whether a version differs

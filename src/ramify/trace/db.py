@@ -584,6 +584,21 @@ class Run:
             wanted["s.leaf"] = -1 if row is None else int(row[0])
         return self._matching(AttemptRecord, None, wanted)
 
+    def purposes(self) -> list[tuple[str, str, int]]:
+        """(tree, purpose, attempts) of every purpose that attempts of a tree were made for."""
+        sql = "SELECT t.name, s.purpose, count(*) FROM attempts s JOIN trees t ON t.seq = s.tree GROUP BY s.tree, s.purpose"
+        return [(schema.name(tree), schema.name(purpose), int(n)) for tree, purpose, n in self._rows(sql)]
+
+    def token_count(self) -> int | None:
+        """Tokens of the agent's messages: those that are stored, of text alone as many as its server says; None where nobody
+        says. Tokens that a chat template closes a message with are counted."""
+        sql = (
+            "SELECT sum(coalesce(length(tokens) / 4, json_extract(data, '$.usage.completion_tokens'))) FROM nodes "
+            "WHERE role = 'assistant'"
+        )
+        count = next(self._rows(sql))[0]
+        return None if count is None else int(count)
+
     def token_values(
         self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
     ) -> list[TokenValues]:
