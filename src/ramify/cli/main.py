@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Each is the module of its name under ramify.cli.
 VERBS = [
-    *("record", "why", "show", "ui", "fork", "fix", "improve", "rollout", "resume", "serve", "import", "export"),
+    *("record", "why", "show", "ui", "fork", "fix", "improve", "rollout", "resume", "serve", "mcp", "import", "export"),
     *("test", "doctor", "list", "new", "check", "repro", "completion"),
 ]
 FRONT = """\
@@ -42,6 +42,7 @@ Make an agent better   improve     attempts, credit per step, training, report
                        rollout     play tasks with any agent, keep the trees
                        resume      continue what was interrupted
 Serve                  serve       a model, or a gateway, for OpenAI clients
+                       mcp         runs as tools of a coding agent
 Keep and convert runs  import      read traces of other tools into a run
                        export      write a run for other tools
 Parts and setup        doctor      what is installed, missing or broken

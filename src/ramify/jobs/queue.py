@@ -1,6 +1,6 @@
 """The queue of a folder of runs: acts as processes of their own, one at a time, whoever asks for them.
 
-A job is a folder ``jobs/N`` of files, so it survives its server. Who works on it holds a lock that its process holds, too: a job
+A job is a folder ``.jobs/N`` of files, so it survives its server. Who works on it holds a lock that its process holds, too: a job
 that has no end and whose lock is free was killed, and continues when it is started again, as the verbs do.
 """
 
@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ramify.base.attended import REASONS, RESULT, STATE, STOP, VARIABLE
-from ramify.base.errors import EXIT_DONE, EXIT_INTERRUPTED, RamifyError, UserError
+from ramify.base.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, RamifyError, UserError
 from ramify.base.files import read_record, write_whole
 from ramify.jobs.acts import Act, Budget
 from ramify.render.result import Section, from_data
 from ramify.trace.db import this_user
 
-JOBS = "jobs"
+JOBS = ".jobs"
 JOB, END, LOCK, OUT, LOG = "job.json", "end.json", "lock", "out.txt", "log.txt"
 LOOK = 0.1
 """Seconds between two looks at a process, or at whose turn it is."""
@@ -250,7 +250,7 @@ class Queue:
 
 def _ended(job: Job, known: Mapping[str, Any], end: Mapping[str, Any], folder: Path) -> JobState:
     code, why = end.get("code"), str(end.get("why", ""))
-    if code == EXIT_DONE:
+    if code in (EXIT_DONE, EXIT_BUDGET):
         return JobState(job, "done", **known)
     if code == EXIT_INTERRUPTED or (isinstance(code, int) and code < 0):
         return JobState(job, "stopped", **{**known, "note": why or ("it was killed" if code != EXIT_INTERRUPTED else "stopped")})
