@@ -151,13 +151,13 @@ class _Told(Progress):
         """How much of how much, how fast, how long still, and the note; what is not known is left out."""
         seconds = self.clock() - self.since
         if not self.total:  # not known yet: something is being loaded
-            return [_minutes(seconds), *self.replies()]
+            return [minutes(seconds), *self.replies()]
         rate = (self.done - self.earlier) / seconds if seconds > 0 else 0.0
         facts = [f"{short(self.done)}/{short(self.total)} {self.unit}"]
         if rate > 0:
-            facts += [f"{short(rate)}/s", f"{_minutes((self.total - self.done) / rate)} left"]
+            facts += [f"{short(rate)}/s", f"{minutes((self.total - self.done) / rate)} left"]
         else:  # nothing to reckon from yet, but time goes by
-            facts += [_minutes(seconds), *self.replies()]
+            facts += [minutes(seconds), *self.replies()]
         return [*facts, self.note] if self.note else facts
 
     def replies(self) -> list[str]:
@@ -354,7 +354,7 @@ def _bar_or_lines(
         yield bar
 
 
-def _minutes(seconds: float) -> str:
+def minutes(seconds: float) -> str:
     """``0:07``, ``12:40``, ``3:05:00``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
