@@ -16,8 +16,8 @@ from ramify.stats.intervals import paired_proportions
 from ramify.trace.db import Run
 from ramify.trace.node import Finding
 from ramify.web.pages import interesting, node_html, report_html, script, tree_html, trees_html
-from ramify.web.way import Nav, run_name
 from ramify.web.steps import merged, read_tree
+from ramify.web.way import Nav, run_name
 
 SOURCE = Path(ramify.__file__).parent
 NAV = Nav("record", "run", "/run/run")
