@@ -3,6 +3,7 @@
 
 import { command, h, put } from "./dom.js";
 import { Tree } from "./model.js";
+import { listed } from "./runs.js";
 import { TreeView } from "./tree.js";
 import { showStep } from "./panel.js";
 import { sideBySide } from "./compare.js";
@@ -72,11 +73,13 @@ class Explorer {
 
 // The data of the page, its table of tasks, and an explorer for each tree in it, made when it first comes into view.
 function start() {
+  for (const code of document.querySelectorAll("code[data-copy]")) code.replaceWith(command(code.textContent));
+  const runs = document.querySelector("[data-runs]");
+  if (runs) listed(runs);
   const block = document.getElementById("data");
   if (!block) return;
   let data = JSON.parse(block.textContent);
   document.documentElement.classList.add("scripted");
-  for (const code of document.querySelectorAll("code[data-copy]")) code.replaceWith(command(code.textContent));
   const explorers = new Map();
   const make = (box) => {
     const at = Number(box.getAttribute("data-tree"));
@@ -110,7 +113,7 @@ function start() {
 
   if (data.source && location.protocol.startsWith("http")) {
     const status = h("span", { class: "soft", role: "status" });
-    document.querySelector("nav").append(status);
+    document.querySelector("nav:last-of-type").append(status);
     follow(data.base, data.source, (text) => put(status, text), (fresh) => {
       for (const [at, explorer] of explorers) {
         const now = fresh.trees.find((tree) => tree.name === data.trees[at].name);

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -48,7 +47,7 @@ from ramify.web.potentials import potential_pictures
 from ramify.web.shares import share_picture
 from ramify.web.steps import START, ShownStep, TaskTree, merged, picture_steps, read_tree, step_text
 from ramify.web.tasks import TaskRow, task_rows
-from ramify.web.way import Nav
+from ramify.web.way import STATIONS, Nav, StoredAnswer, answers, in_code, key_of, run_name
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -110,7 +109,8 @@ def report_html(run: Run, nav: Nav | None = None, scorer: str | None = None, bes
         curves=_curves(every, arm),
         budget=_budget(own, evals),
         updates=_update_rows(own),
-        sections=[markup(to_html(own, maker)) for maker, own in sections_of(run).items()],
+        sections=[markup(to_html(own, maker)) for maker, own in sections_of(run).items() if nav is None or maker == run.kind],
+        answers=[] if nav is None else stored_answers(run, nav),
         trees=trees,
         tasks=tasks,
         most_tasks=MOST_TASKS,
@@ -201,14 +201,6 @@ def _data(run: Run, base: str, trees: Sequence[Mapping[str, Any]], tasks: Sequen
     return data_block(codec.to_json(data, lean=True))
 
 
-def run_name(run: Run) -> str:
-    """The run as commands name it: its folder, from the current one where it lies below."""
-    folder = Path(run.folder)
-    if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
-        folder = folder.relative_to(Path.cwd())
-    return visible(str(folder))
-
-
 def trees_html(run: Run, nav: Nav, at: int = 1) -> str:
     """The list of all trees of a run (served only), :data:`LISTED` a page; pages count from 1."""
     infos = run.trees()
@@ -264,12 +256,6 @@ def _why_view(finding: Finding) -> dict[str, Any]:
         "command": "" if finding.action.startswith("ramify show ") else finding.action,
         "picture": markup(share_picture(None if why is None else why.share)),
     }
-
-
-def in_code(text: str) -> list[tuple[str, bool]]:
-    """``text`` in pieces, each with whether it stood between backticks."""
-    parts = text.split("`")
-    return [(part, at % 2 == 1 and at < len(parts) - 1) for at, part in enumerate(parts)]
 
 
 def _evidence(finding: Finding) -> str:
@@ -546,6 +532,12 @@ def _range(interval: Sequence[float]) -> str:
     return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
 
 
+def stored_answers(run: Run, nav: Nav, only: str = "") -> list[tuple[str, StoredAnswer, str]]:
+    """What verbs stored in a run, of one station or all: the station, the answer and its page."""
+    stations = [only] if only else STATIONS
+    return [(name, one, f"{nav.base}/{name}/{key_of(one.key)}") for name in stations for one in answers(run, name)]
+
+
 def base_of(nav: Nav | None) -> str:
     """Address that links to the run's other pages begin with; empty in a file, which has no others."""
     return "" if nav is None else nav.base
@@ -554,8 +546,7 @@ def base_of(nav: Nav | None) -> str:
 def page(template: str, title: str, nav: Nav | None, **values: Any) -> str:
     """A page of a template; with ``nav`` one that is served. What is in ``values`` is escaped, but for our own markup."""
     values = {"data": None, "title": title, "nav": nav, "base": base_of(nav), **values}
-    if values["data"] is not None:
-        values["script"] = markup(script())
+    values["script"] = markup(script()) if values["data"] is not None or nav is not None else None
     return _templates().get_template(template).render(policy=content_policy(nav is not None), **values)
 
 

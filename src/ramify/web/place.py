@@ -24,9 +24,9 @@ from ramify.render.numbers import percent, percent_interval
 from ramify.render.result import to_html
 from ramify.render.terminal import short
 from ramify.trace.db import Run
-from ramify.web.pages import markup, page, run_name
+from ramify.web.pages import markup, page, stored_answers
 from ramify.web.shelf import STATES, ListedRun, Shelf
-from ramify.web.way import QUESTIONS, Nav, answers, command, key_of, others
+from ramify.web.way import QUESTIONS, Nav, command, key_of, name_of, run_name
 from ramify.web.words import WORDS
 
 ENDPOINTS = "RAMIFY_ENDPOINTS"
@@ -44,6 +44,7 @@ LISTED = 200
 """Runs of one page of the list."""
 RECENT = 8
 MOST_LEFT = 20
+COLUMNS = ("run", "state", "success", "attempts", "tokens", "model", "environment", "made by", "holds", "changed")
 SORTS: Mapping[str, Callable[[ListedRun], Any]] = {
     "changed": lambda row: -row.changed,
     "run": lambda row: row.name,
@@ -53,8 +54,9 @@ SORTS: Mapping[str, Callable[[ListedRun], Any]] = {
     "tokens": lambda row: -(row.tokens or 0),
     "model": lambda row: (not row.model, row.model),
     "environment": lambda row: (not row.env, row.env),
+    "made by": lambda row: row.kind,
 }
-"""Columns of the list, each with what it sorts by."""
+"""Columns that the list is sorted by, each with what it compares."""
 FILTERS: Mapping[str, Callable[[ListedRun], str]] = {
     "state": lambda row: row.state,
     "verb": lambda row: row.kind,
@@ -98,7 +100,10 @@ def runs_html(shelf: Shelf, asked: Mapping[str, str]) -> str:
         kept = {"sort": sort, "back": "1" if back else "", **chosen, **change}
         return "/runs?" + urlencode({name: value for name, value in kept.items() if value})
 
-    heads = [(name, link(sort=name, back="1" if name == sort and not back else ""), name == sort) for name in SORTS]
+    heads = [
+        (name, link(sort=name, back="1" if name == sort and not back else "") if name in SORTS else "", name == sort)
+        for name in COLUMNS
+    ]
     return page(
         "runs.html",
         "Runs",
@@ -203,17 +208,16 @@ def words_html() -> str:
 def station_html(run: Run, station: str, nav: Nav, key: str = "") -> str:
     """What a verb stored in the run: all its answers, or the one called ``key``; the command where there is none.
     Raises UserError where there is none called so."""
-    stored = others(run) if station == "more" else answers(run, station)
-    if key and not (stored := [one for one in stored if one.key == key]):
+    known = stored_answers(run, nav, station)
+    if key and not (known := [entry for entry in known if entry[1].key == name_of(key)]):
         raise UserError(f"the run holds no result '{key}' of {station}")
-    whole = len(stored) == 1
+    whole = [known[0][1]] if len(known) == 1 else []
     return page(
         "station.html",
-        f"{station} of {nav.run}",
+        f"{station}: {nav.run}",
         nav,
-        station=station,
-        question=QUESTIONS.get(station, "What other commands found in this run."),
-        answers=[(one, f"{nav.base}/{station}/{key_of(one.key)}") for one in stored],
-        sections=[markup(to_html(one.sections, one.about)) for one in stored] if whole else [],
-        command="" if station == "more" else command(run, run_name(run), station),
+        question=QUESTIONS[station],
+        answers=known,
+        sections=[markup(to_html(one.sections, one.about)) for one in whole],
+        command=command(run, run_name(run), station),
     )

@@ -21,7 +21,7 @@ from ramify.trace.connect import FILE, LOCK
 from ramify.trace.db import Run
 from ramify.trace.outcome import settled
 from ramify.trace.schema import stored
-from ramify.web.pages import run_name
+from ramify.web.way import run_name
 
 DEPTH = 3
 """Folders below the one that is looked through, down to a run."""
