@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,11 +22,19 @@ def ui(
         bool,
         option("--token", help="Require a token from visitors: RAMIFY_TOKEN, or one that is generated and printed once."),
     ] = False,
+    act: Annotated[
+        bool,
+        option(
+            "--act",
+            help="Let the pages start work: sample a step again, try an edit, ask why, fix, record; one job at a time, each with "
+            "a budget.",
+        ),
+    ] = False,
 ) -> None:
     """Serve all runs of a folder as pages on this machine until Ctrl-C: their state, what was left off, and for each run the way
-    from a record to a cause, a fix and a test. It only reads."""
+    from a record to a cause, a fix and a test. Without --act it only reads."""
     from ramify.trace.connect import FILE
     from ramify.web.server import Shown, serve_pages
 
     shown = Shown.of(folder) if (folder / FILE).is_file() else Shown(folder.absolute())
-    serve_pages(shown, host, port, os.environ.get(TOKEN, "") if token else None)
+    serve_pages(replace(shown, act=act), host, port, os.environ.get(TOKEN, "") if token else None)

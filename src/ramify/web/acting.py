@@ -8,12 +8,12 @@ Without ``--act`` there are no forms, and nothing answers to a POST.
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from ramify.base.errors import UserError
@@ -38,8 +38,8 @@ MOST_FORM, MOST_FIELDS = 256 << 10, 40
 LISTED = 100
 """Jobs of the list, the latest first."""
 BUDGET = (
-    Field("tokens", "Most tokens, of prompts and replies", Budget.tokens, 1, 10**12),
-    Field("seconds", "Most seconds", Budget.seconds, 1, 10**7),
+    Field("tokens", "Most tokens, of prompts and replies", Budget().tokens, 1, 10**12),
+    Field("seconds", "Most seconds", Budget().seconds, 1, 10**7),
 )
 
 
@@ -79,7 +79,7 @@ class Acting:
         act = act_of(name, self.shelf.find(name_of(key)), given)
         return self.queue.submit(act, Budget(**limits)).number
 
-    def checked(self, method: str, headers: Mapping[str, str], body: bytes) -> dict[str, str]:
+    def checked(self, headers: Mapping[str, str], body: bytes) -> dict[str, str]:
         """The fields of a form of these pages, without the token. Raises RefusedRequestError."""
         if headers.get("sec-fetch-site", "same-origin") != "same-origin":
             raise RefusedRequestError(403, "This server takes forms from its own pages only.")
@@ -101,11 +101,14 @@ class Acting:
         numbers = self.queue.numbers()
         states = [state for number in numbers[:LISTED] if (state := self._state(number)) is not None]
         rows = [(f"/jobs/{state.job.number}", state, _asked(state), self._run(state)) for state in states]
+        rows = [row for row in rows if self.shelf.only is None or row[3][1]]
         return page("jobs.html", "Jobs", Nav("jobs"), rows=rows, left=max(0, len(numbers) - LISTED), allowed=self.allowed)
 
     def job_html(self, number: int) -> str:
         """A job: how far it is, what it found, what it said. Raises UserError where there is none."""
         state = self.queue.state(number)
+        if self.shelf.only is not None and not self._run(state)[1]:
+            raise UserError(f"there is no job {number} of this run")
         sections, caveats = self.queue.result(number)
         return page(
             "job.html",
@@ -121,13 +124,12 @@ class Acting:
             log=self.queue.log(number),
             source=f"/jobs/{number}/data",
             form_token=self.token if self.allowed else "",
-            live=True,
         )
 
-    def job_data(self, number: int) -> dict[str, Any]:
+    def job_data(self, number: int) -> str:
         """What changes while a job runs. Raises UserError where there is none."""
         state = self.queue.state(number)
-        return {"over": state.over, "share": _share(state), "texts": _told(state)}
+        return json.dumps({"over": state.over, "share": _share(state), "texts": _told(state)})
 
     def _state(self, number: int) -> JobState | None:
         try:

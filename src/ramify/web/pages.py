@@ -59,12 +59,20 @@ def script() -> str:
     return resources.files("ramify.web").joinpath("static", "page.js").read_text("ascii")
 
 
-def content_policy(served: bool = False) -> str:
-    """What a page may do: run this one script, by its hash, which may set no markup;
-    a served one may ask its own server for data."""
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
-    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-    policy += "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+@functools.cache
+def job_script() -> str:
+    """The script of a job's page."""
+    return resources.files("ramify.web").joinpath("static", "job.js").read_text("ascii")
+
+
+def content_policy(served: bool = False, forms: bool = False) -> str:
+    """What a page may do: run our scripts, by their hashes, which may set no markup;
+    a served one may ask its own server for data, and with ``forms`` send it a form."""
+    texts = (script(), job_script()) if served else (script(),)
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+    scripts, asked = " ".join(f"'sha256-{digest}'" for digest in digests), "self" if forms else "none"
+    policy = f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    policy += f"form-action '{asked}'; require-trusted-types-for 'script'; trusted-types 'none'"
     return policy + ("; connect-src 'self'" if served else "")
 
 
@@ -547,7 +555,8 @@ def page(template: str, title: str, nav: Nav | None, **values: Any) -> str:
     """A page of a template; with ``nav`` one that is served. What is in ``values`` is escaped, but for our own markup."""
     values = {"data": None, "title": title, "nav": nav, "base": base_of(nav), **values}
     values["script"] = markup(script()) if values["data"] is not None or nav is not None else None
-    return _templates().get_template(template).render(policy=content_policy(nav is not None), **values)
+    policy = content_policy(nav is not None, bool(values.get("form_token")))
+    return _templates().get_template(template).render(policy=policy, job_script=markup(job_script()), **values)
 
 
 @functools.cache

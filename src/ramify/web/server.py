@@ -7,8 +7,9 @@ import importlib.util
 import logging
 import math
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,6 +20,7 @@ from ramify.trace.db import Run
 from ramify.trace.outcome import settled
 from ramify.trace.schema import stored
 from ramify.web import pages, place
+from ramify.web.acting import Acting
 from ramify.web.limits import MAX_BODY, Guard, RefusedRequestError, check_bind, make_token
 from ramify.web.shelf import Shelf
 from ramify.web.way import STATIONS, Nav, key_of, name_of, nav_of
@@ -34,6 +36,8 @@ MAX_CONNECTIONS = 128
 """More at once are answered with 503."""
 DRAIN_SECONDS = 10.0
 BACKLOG = 512
+NODE = "node"
+"""Where the page of a node stands: among those of the record, with what can be done at it."""
 MakesPage: TypeAlias = Callable[[Run, Nav, Mapping[str, str], str | None], str]
 """Of a run, where the page stands, the parts of its address, and the scorer."""
 
@@ -52,6 +56,8 @@ class Shown:
     """Who says which attempts succeeded, where several could."""
     beside: Path | None = None
     """A run to compare ``run`` with."""
+    act: bool = False
+    """The pages also start work, in one queue of the folder."""
 
     @classmethod
     def of(cls, run: Path | str, scorer: str | None = None, beside: Path | str | None = None, alone: bool = False) -> Shown:
@@ -67,21 +73,27 @@ class Shown:
 
 def guarded_pages(shown: Shown, host: str = "127.0.0.1", token: str | None = None) -> Guard:
     """The pages as :func:`open_server` takes them, one request a connection. Raises like :func:`make_app`."""
-    headers = {"content-security-policy": pages.content_policy(True) + "; frame-ancestors 'none'", "connection": "close"}
+    policy = pages.content_policy(True, shown.act) + "; frame-ancestors 'none'"
+    headers = {"content-security-policy": policy, "connection": "close"}
+    if shown.act:
+        headers["referrer-policy"] = "same-origin"  # without one a browser sends no Origin with a form
     return Guard(make_app(shown), host, token, _page, headers)
 
 
 def make_app(shown: Shown) -> Starlette:
-    """The application, which only reads: ``/`` home, ``/runs`` the list, ``/words``; below ``/run/KEY`` the pages of a
+    """The application: ``/`` home, ``/runs`` the list, ``/jobs`` the queue, ``/words``; below ``/run/KEY`` the pages of a
     run: ``/`` the report, ``/trees``, ``/tree/NAME``, ``/node/ID``, and the stations with what their verbs stored.
 
     ``data`` and ``data/tree/NAME`` of a run are the data of its pages as JSON, ``changed`` is another text when it has grown.
+    It only reads, unless ``shown.act``: then ``act/NAME`` of a run is the form of an act, and a POST there starts it, one to
+    ``/jobs/N/stop`` or ``/jobs/N/continue`` does that. At the end of the application its queue is stopped.
 
     Raises UserError where the folder does not exist, or the run that is opened first, or the one beside it, cannot be read or has
     no such scorer.
     """
     from starlette.applications import Starlette
-    from starlette.responses import PlainTextResponse
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import PlainTextResponse, RedirectResponse
     from starlette.responses import Response as AnyResponse
     from starlette.routing import Route
 
@@ -92,6 +104,12 @@ def make_app(shown: Shown) -> Starlette:
             with Run.open(path) as run:
                 settled(run, shown.scorer)
     shelf = Shelf(shown.root, shown.run if shown.alone else None)
+    acting = Acting(shelf, shown.act)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(acting.queue.close)
 
     def text_of(make: Callable[[Request], str], media: str = "text/html") -> Callable[[Request], Response]:
         # Not a coroutine, so it runs in a worker thread: a run is used by one thread at a time, and a long page blocks no
@@ -114,6 +132,8 @@ def make_app(shown: Shown) -> Starlette:
             folder = shelf.find(name)
             with Run.open(folder) as run:
                 nav = stored(nav_of)(run, name, here)
+                node = run.find(request.path_params["name"]) if here == NODE else ""
+                nav = replace(nav, here="record" if here == NODE else here, acts=acting.links(run, nav, node))
                 return stored(make)(run, nav, request.path_params, shown.scorer if folder == shown.run else None)
 
         return text_of(made, media)
@@ -153,10 +173,50 @@ def make_app(shown: Shown) -> Starlette:
     def station(name: str) -> MakesPage:
         return lambda run, nav, parts, scorer: place.station_html(run, name, nav, parts.get("key", ""))
 
+    def form(request: Request, given: Mapping[str, str] | None = None, error: str = "") -> Response:
+        def made(run: Run, nav: Nav, parts: Mapping[str, str], _: str | None) -> str:
+            return acting.form_html(run, nav, parts["name"], given or request.query_params, error)
+
+        answer = of_run("", made)(request)
+        answer.status_code = 400 if error and answer.status_code == 200 else answer.status_code
+        return answer
+
+    def posted(do: Callable[[Request, dict[str, str]], Response]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                given = acting.checked(request.headers, await request.body())
+                return await run_in_threadpool(do, request, given)
+            except RefusedRequestError as refused:
+                return _page(refused)
+            except RamifyError as error:
+                return _message("Refused", str(error), 409)
+
+        return endpoint
+
+    def start(request: Request, given: dict[str, str]) -> Response:
+        try:
+            number = acting.start(request.path_params["run"], request.path_params["name"], dict(given))
+        except UserError as error:
+            return form(request, given, str(error))
+        return RedirectResponse(f"/jobs/{number}", 303)
+
+    def change(request: Request, _: dict[str, str]) -> Response:
+        number = request.path_params["number"]
+        (acting.queue.stop if request.path_params["what"] == "stop" else acting.queue.resume)(number)
+        return RedirectResponse(f"/jobs/{number}", 303)
+
+    acts = [
+        Route("/run/{run}/act/{name}", form),
+        Route("/run/{run}/act/{name}", posted(start), methods=["POST"]),
+        Route("/jobs/{number:int}/{what:str}", posted(change), methods=["POST"]),
+    ]
     json, run_pages = "application/json", "/run/{run}"
     routes = [
         Route("/", text_of(lambda request: place.home_html(shelf))),
         Route("/runs", text_of(lambda request: place.runs_html(shelf, request.query_params))),
+        Route("/jobs", text_of(lambda request: acting.jobs_html())),
+        Route("/jobs/{number:int}", text_of(lambda request: acting.job_html(request.path_params["number"]))),
+        Route("/jobs/{number:int}/data", text_of(lambda request: acting.job_data(request.path_params["number"]), json)),
         Route("/words", text_of(lambda request: place.words_html())),
         Route(f"{run_pages}/", of_run("record", report(pages.report_html))),
         Route(f"{run_pages}/trees", trees),
@@ -164,10 +224,11 @@ def make_app(shown: Shown) -> Starlette:
         Route(f"{run_pages}/data", of_run("record", report(pages.report_data), json)),
         Route(f"{run_pages}/data/tree/{{name:path}}", of_run("record", tree(pages.tree_data), json)),
         Route(f"{run_pages}/tree/{{name:path}}", of_run("record", tree(pages.tree_html))),
-        Route(f"{run_pages}/node/{{name}}", of_run("record", node)),
+        Route(f"{run_pages}/node/{{name}}", of_run(NODE, node)),
         *(Route(f"{run_pages}/{name}{key}", of_run(name, station(name))) for name in STATIONS for key in ("", "/{key}")),
+        *(acts if shown.act else []),
     ]
-    return Starlette(routes=routes, exception_handlers={404: missing})
+    return Starlette(routes=routes, exception_handlers={404: missing}, lifespan=lifespan)
 
 
 def _page(refused: RefusedRequestError, path: str = "") -> Response:

@@ -40,13 +40,15 @@ class Nav:
     """Where a served page stands among the others."""
 
     here: str
-    """The link that is current: ``home``, ``runs``, ``words``, or a station of the run."""
+    """The link that is current: ``home``, ``runs``, ``jobs``, ``words``, or a station of the run."""
     run: str = ""
     """The run as people read it; empty on a page of no run."""
     base: str = ""
     """Address that the run's pages begin with."""
     way: tuple[tuple[str, str, str], ...] = ()
     """Stations of the run: name, address, how many answers are stored ("" where none is)."""
+    acts: tuple[tuple[str, str], ...] = ()
+    """What can be done on a page of the run: address, text."""
 
 
 @dataclass(frozen=True, slots=True)
