@@ -54,6 +54,8 @@ def attend() -> None:
     given = json.loads(told)
     _this.folder, _this.parent, _this.since = Path(given["folder"]), given["parent"], time.monotonic()
     _this.tokens, _this.seconds = given["tokens"], given["seconds"]
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started by what a shell had put into the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit.register(_write)
     threading.Thread(target=_look, name="ramify-attended", daemon=True).start()
 
