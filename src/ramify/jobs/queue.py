@@ -94,7 +94,8 @@ class Queue:
         """Of all jobs, the latest first."""
         if not self.folder.is_dir():
             return []
-        return sorted((int(path.name) for path in self.folder.iterdir() if path.name.isdecimal()), reverse=True)
+        known = (path for path in self.folder.iterdir() if path.name.isdecimal() and (path / JOB).is_file())
+        return sorted((int(path.name) for path in known), reverse=True)
 
     def job(self, number: int) -> Job:
         """Raises UserError where there is none."""
