@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -239,8 +240,6 @@ def test_a_session_with_the_real_client(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_client_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
-    import subprocess
-
     run = halls_run(tmp_path / "halls")
     words = [sys.executable, "-m", "ramify", "mcp", str(tmp_path)]
     server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "HALL_SECONDS": "0.2"})
@@ -256,8 +255,8 @@ def test_a_client_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
         server.stdin.write(json.dumps({"jsonrpc": "2.0", **call}).encode() + b"\n")
         server.stdin.flush()
     queue = Queue(tmp_path)
-    assert until(lambda: queue.numbers() == [1] and queue.state(1).done >= 1)
-    server.send_signal(signal.SIGKILL)
-    server.wait()
+    with server:
+        assert until(lambda: queue.numbers() == [1] and queue.state(1).done >= 1)
+        server.send_signal(signal.SIGKILL)
     assert until(lambda: queue.state(1).over)
     assert queue.state(1).state == "stopped"

@@ -306,9 +306,10 @@ READERS: tuple[Verb, ...] = (
 _OF_A_MEMORY = "learn recall show review"
 _OF_A_KERNEL = "diagnose search explain tune"
 ELSEWHERE = {
+    "mcp",
     *(f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()),
     *(f"kernel-search {verb}" for verb in _OF_A_KERNEL.split()),
 }
 """Commands whose one file is a log of their own with transactions of its own (tests/methods/earned_code_memory/test_memory.py
-kills its writers), and those whose records are measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search;
-what was committed is taken over)."""
+kills its writers), whose jobs are other commands (tests/jobs/test_queue.py kills them and their server), and whose records are
+measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search; what was committed is taken over)."""
