@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -16,17 +17,20 @@ from ramify.jobs.results import Evaluation
 from ramify.jobs.summary import counted
 from ramify.jobs.why.findings import MAKER as WHY
 from ramify.render.escape import visible
+from ramify.render.svg import clip
 from ramify.stats.intervals import Interval
 from ramify.trace.connect import FILE, LOCK
 from ramify.trace.db import Run
 from ramify.trace.outcome import settled
 from ramify.trace.schema import stored
-from ramify.web.way import run_name
+from ramify.web.way import model_of, run_name
 
 DEPTH = 3
 """Folders below the one that is looked through, down to a run."""
 MOST_FOLDERS = 20_000
 """Folders that are looked through at most."""
+MOST_TEXT = 60
+"""Characters of a model's or an environment's name."""
 LOCKS = Path("/proc/locks")
 """Where the kernel lists the locks of files; without it no run is said to be running."""
 State = Literal["finished", "stopped", "running", "damaged"]
@@ -186,7 +190,7 @@ def _read(run: Run, name: str, running: bool, changed: float) -> ListedRun:
         success, interval, n = held_out.success, held_out.interval, held_out.n
     elif attempts is not None:
         success, interval, n = attempts.successes / attempts.n, attempts.interval, attempts.n
-    makers = dict.fromkeys([*(kept.maker for kept in run.results()), *(found.maker for found in run.findings())])
+    makers = [maker for maker in run.makers() if maker != run.kind]
     left = tuple(left_off(run))
     return ListedRun(
         name,
@@ -194,8 +198,8 @@ def _read(run: Run, name: str, running: bool, changed: float) -> ListedRun:
         changed,
         "running" if running else "stopped" if left else "finished",
         run.kind,
-        _text(run.config.get("model")),
-        _text(run.config.get("env")),
+        clip(model_of(run), MOST_TEXT),
+        clip(_env(run), MOST_TEXT),
         n,
         success,
         interval,
@@ -206,15 +210,23 @@ def _read(run: Run, name: str, running: bool, changed: float) -> ListedRun:
     )
 
 
-def _text(value: object) -> str:
-    return visible(value) if isinstance(value, str) else ""
+def _env(run: Run) -> str:
+    """The environment, of a recorded command its words, of a log its format."""
+    named, imported = run.config.get("env"), run.config.get("imported")
+    if not isinstance(named, str):
+        return f"log: {visible(str(imported.get('form', '')))}" if isinstance(imported, dict) else ""
+    name, _, settings = named.partition(":")
+    if name == "command":
+        with suppress(ValueError, TypeError, AttributeError):
+            return visible(shlex.join(json.loads(settings)["command"]))
+    return visible(named)
 
 
 def left_off(run: Run) -> Iterator[LeftOff]:
     """What was begun in a run and is not done: the run itself, then verbs about it."""
     named = shlex.quote(run_name(run))
-    kept = {result.maker for result in run.results()}
-    resumed = LeftOff(f"`ramify {run.kind}`", f"ramify resume {named}")
+    kept = run.makers()
+    resumed = LeftOff(f"ramify {run.kind}", f"ramify resume {named}")
     if run.kind == "improve":
         if not run.journal("result", "improve"):
             yield resumed
@@ -227,13 +239,13 @@ def left_off(run: Run) -> Iterator[LeftOff]:
         if not run.journal("tree"):
             yield resumed
     elif " " in run.kind and run.kind not in (*kept, "serve --record") and not run.kind.startswith("orchestrator "):
-        yield LeftOff(f"`ramify {run.kind}`", "")
+        yield LeftOff(f"ramify {run.kind}", "")
     asked = {run.node(found.node).tree for found in run.findings(maker=WHY) if found.node is not None}
     for tree, purpose, _ in run.purposes():
         if purpose.startswith(f"{WHY} ") and not purpose.startswith(CAUSE) and tree not in asked:
             asked.add(tree)
-            yield LeftOff("`ramify why`", f"ramify why {named} {shlex.quote(visible(tree))}")
+            yield LeftOff("ramify why", f"ramify why {named} {shlex.quote(visible(tree))}")
     if run.journal(CAUSE) and not run.findings(maker=CAUSE):
-        yield LeftOff("`ramify why --context`", f"ramify why {named} --context")
+        yield LeftOff("ramify why --context", f"ramify why {named} --context")
     if "fix" not in kept and any(entry.key.startswith("fix/") for entry in run.journal("fork")):
-        yield LeftOff("`ramify fix`", f"ramify fix {named} --rule 'TEXT'")
+        yield LeftOff("ramify fix", f"ramify fix {named} --rule 'TEXT'")
