@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -73,6 +73,15 @@ class StoredAnswer:
     def parts(self) -> list[tuple[str, bool]]:
         """The headline in pieces, each with whether it stood between backticks."""
         return in_code(self.headline)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOff:
+    """Work that was begun in a run and did not end."""
+
+    what: str
+    command: str
+    """Continues it; empty where the same command does, with the settings that it had."""
 
 
 def key_of(name: str) -> str:
@@ -202,3 +211,32 @@ def advice(run: Run, station: str) -> tuple[str, str]:
     if station == "cause":
         return says.strip(), f"ramify why {words}{node} --context{plays.removesuffix(' --env ENV')}"
     return says.strip(), f"ramify fix {words}{node} --rule TEXT{plays}"
+
+
+def left_off(run: Run) -> Iterator[LeftOff]:
+    """What was begun in a run and is not done: the run itself, then verbs about it."""
+    named = shlex.quote(run_name(run))
+    kept = run.makers()
+    resumed = LeftOff(f"ramify {run.kind}", f"ramify resume {named}")
+    if run.kind == "improve":
+        if not run.journal("result", "improve"):
+            yield resumed
+    elif run.kind in ("rollout", "record"):
+        c = run.config
+        tasks = int(c.get("count", 1)) if c.get("tasks") is None else len(run.trees())
+        if len(run.journal("attempt")) < tasks * int(c.get("attempts", 1)):
+            yield resumed
+    elif run.kind == "rollout --tree":
+        if not run.journal("tree"):
+            yield resumed
+    elif " " in run.kind and run.kind not in (*kept, "serve --record") and not run.kind.startswith("orchestrator "):
+        yield LeftOff(f"ramify {run.kind}", "")
+    asked = {run.node(found.node).tree for found in run.findings(maker=WHY) if found.node is not None}
+    for tree, purpose, _ in run.purposes():
+        if purpose.startswith(f"{WHY} ") and not purpose.startswith(CAUSE) and tree not in asked:
+            asked.add(tree)
+            yield LeftOff("ramify why", f"ramify why {named} {shlex.quote(visible(tree))}")
+    if run.journal(CAUSE) and not run.findings(maker=CAUSE):
+        yield LeftOff("ramify why --context", f"ramify why {named} --context")
+    if "fix" not in kept and any(entry.key.startswith("fix/") for entry in run.journal("fork")):
+        yield LeftOff("ramify fix", f"ramify fix {named} --rule 'TEXT'")
