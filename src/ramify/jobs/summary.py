@@ -210,13 +210,14 @@ def summarise(run: Run, scorer: str | None = None) -> RunSummary:
 
 
 def counted(
-    run: Run, deciding: Decider, journal: bool = True, trees: bool = True
+    run: Run, deciding: Decider, journal: bool = True, trees: bool = True, forks: bool = True
 ) -> tuple[CountedAttempts | None, CountedAttempts | None]:
     """Attempts and forks of a run, and how many succeeded; None where none has an outcome. What the ``journal`` says of attempts
-    counts before what ``deciding`` says of the ``trees``."""
+    counts before what ``deciding`` says of the ``trees``. Without ``forks`` these are not looked for."""
     outcomes = [entry.outcome for entry in run.memo("attempt", AttemptEntry).values()] if journal else []
     scored = [outcome for outcome in outcomes if outcome is not None]
-    known = [(fork, success) for fork, success in successes(run, deciding) if success is not None]
+    wanted = forks or (trees and not outcomes)
+    known = [(fork, success) for fork, success in successes(run, deciding) if success is not None] if wanted else []
     if not outcomes and trees:
         scored = [success for fork, success in known if not fork]
     forked = [success for fork, success in known if fork]

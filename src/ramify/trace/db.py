@@ -639,6 +639,14 @@ class Run:
         """Findings that match all given conditions, in order of writing; with ``tree`` none that is about the whole run."""
         return self._matching(Finding, tree, {"s.maker": maker, "n.id": node})
 
+    def makers(self) -> dict[str, int]:
+        """Who stored something that a verb found, each with how many: its findings, else its kept result."""
+        sql = "SELECT maker, count(*) FROM findings GROUP BY maker UNION ALL SELECT maker, 0 FROM results"
+        counts: dict[str, int] = {}
+        for maker, n in self._rows(sql):
+            counts[schema.name(maker)] = counts.get(maker, 0) or int(n) or 1
+        return counts
+
     def results(self, maker: str | None = None) -> list[KeptResult]:
         """What verbs returned and the run keeps, in order of writing: of one ``maker`` or all."""
         return self._matching(KeptResult, None, {"s.maker": maker})

@@ -22,6 +22,7 @@ from ramify.base import codec
 from ramify.base.words import plural
 from ramify.jobs.curve import curves
 from ramify.jobs.results import EvaluatedArm, EvaluationEntry, Improved, UpdateReport
+from ramify.jobs.summary import counted
 from ramify.jobs.why.findings import MAKER as WHY
 from ramify.jobs.why.findings import NOTHING, read
 from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
@@ -47,7 +48,7 @@ from ramify.web.potentials import potential_pictures
 from ramify.web.shares import share_picture
 from ramify.web.steps import START, ShownStep, TaskTree, merged, picture_steps, read_tree, step_text
 from ramify.web.tasks import TaskRow, task_rows
-from ramify.web.way import STATIONS, Nav, StoredAnswer, answers, in_code, key_of, run_name
+from ramify.web.way import STATIONS, Nav, StoredAnswer, answers, in_code, key_of, left_off, run_name
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -109,6 +110,8 @@ def report_html(run: Run, nav: Nav | None = None, scorer: str | None = None, bes
         nav,
         findings=[_finding_view(finding, base, linked) for finding in found[:MOST_FINDINGS]],
         left=max(0, len(found) - MOST_FINDINGS),
+        left_off=[] if nav is None else list(left_off(run)),
+        success=_counted(run, deciding) if not evals and not every else "",
         changes=None if result is None else _changes(run, result, base),
         cost="" if result is None else result.cost,
         compare=_compare(run, arm, {update.arm for update in every}),
@@ -131,6 +134,15 @@ def report_html(run: Run, nav: Nav | None = None, scorer: str | None = None, bes
         environment=_environment(run),
         result=[json.dumps(result.to_json(), ensure_ascii=False)] if result is not None else [],
     )
+
+
+def _counted(run: Run, deciding: Decider) -> str:
+    """How many attempts succeeded; empty where nobody said."""
+    attempts, _ = counted(run, deciding, forks=False)
+    if attempts is None:
+        return ""
+    interval = "" if attempts.interval is None else f", 95 % interval {_range(attempts.interval)}"
+    return f"{attempts.successes} of {attempts.n} succeeded: {percent(attempts.successes / attempts.n)}{interval}."
 
 
 def _trees(run: Run, base: str, deciding: Decider, beside: Run | None, scorer: str | None) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import shlex
 import shutil
 import time
@@ -26,10 +25,9 @@ from ramify.render.terminal import short
 from ramify.trace.db import Run
 from ramify.web.pages import markup, page, stored_answers
 from ramify.web.shelf import STATES, ListedRun, Shelf
-from ramify.web.way import QUESTIONS, Nav, command, key_of, name_of, run_name
+from ramify.web.way import ENDPOINTS, QUESTIONS, Nav, advice, in_code, key_of, name_of
 from ramify.web.words import WORDS
 
-ENDPOINTS = "RAMIFY_ENDPOINTS"
 ASKED_AGAIN = 60.0
 """Seconds after which an endpoint is asked again whether it answers."""
 HARNESSES = {
@@ -151,27 +149,32 @@ class Need:
 
 
 def needs(rows: Sequence[ListedRun]) -> list[Need]:
-    """What there must be before a cause can be found: a model, an agent, a task, a run, an answer."""
+    """What there must be before a step can be named: a model, an agent, a task, a run, outcomes, an answer."""
     here = [name for name in HARNESSES if shutil.which(name)]
-    urls = [url.rpartition("@")[2] for url in re.split(r"[\s,]+", os.environ.get(ENDPOINTS, "")) if url]
+    urls = [url.rpartition("@")[2] for url in os.environ.get(ENDPOINTS, "").replace(",", " ").split()]
     alive = [visible(url) for url in urls if _answers(url, int(time.time() / ASKED_AGAIN))]
-    folder = next((path for path in (Path.cwd(), *Path.cwd().parents) if (path / ".git").exists()), None)
+    repository = next((path for path in (Path.cwd(), *Path.cwd().parents) if (path / ".git").exists()), None)
     judged = [row for row in rows if row.success is not None]
     asked = [row for row in rows if "why" in row.answers]
-    agent = HARNESSES[here[0]] if here else next(iter(HARNESSES.values()))
-    last = shlex.quote(visible(str(judged[0].folder if judged else rows[0].folder))) if rows else "RUN"
-    unreached = f"export {ENDPOINTS}=http://127.0.0.1:8000/v1 && ramify doctor"
+    first = "ramify rollout --attempts 12"
+    if alive and here and repository is not None:
+        first = f'ramify record --check "pytest -q" --model chat:MODEL@{urls[0]} -- {HARNESSES[here[0]]}'
+    why = f"ramify why {shlex.quote(visible(str(judged[0].folder)))}" if judged else "ramify why RUN"
     return [
-        Need("A model that answers", ", ".join(alive), f"ramify doctor --endpoint {shlex.quote(urls[0])}" if urls else unreached),
-        Need("A coding agent", ", ".join(here), "ramify record --help"),
-        Need("A task: a repository with a check", "" if folder is None else visible(str(folder)), "git init"),
         Need(
-            "A run",
-            plural(len(rows), "run") if rows else "",
-            f'ramify record --check "pytest -q" --model chat:MODEL@URL -- {agent}',
+            "A model that answers",
+            ", ".join(alive),
+            f"ramify doctor --endpoint {urls[0] if urls else 'http://127.0.0.1:8000/v1'}",
         ),
-        Need("A run whose attempts have outcomes", plural(len(judged), "run") if judged else "", "ramify rollout --attempts 12"),
-        Need("The step that lost an attempt", plural(len(asked), "run") if asked else "", f"ramify why {last}"),
+        Need("A coding agent", ", ".join(here), "pip install mini-swe-agent"),
+        Need(
+            "A task: a git repository with a check",
+            "" if repository is None else visible(str(repository)),
+            "cd REPOSITORY && ramify ui",
+        ),
+        Need("A run", plural(len(rows), "run") if rows else "", first),
+        Need("Attempts whose outcome is known", plural(len(judged), "run") if judged else "", first),
+        Need("The step that lost an attempt", plural(len(asked), "run") if asked else "", why),
     ]
 
 
@@ -191,6 +194,7 @@ def home_html(shelf: Shelf) -> str:
         "ramify",
         Nav("home"),
         needs=needs(rows),
+        settled=any("why" in row.answers for row in rows),
         left=left[:MOST_LEFT],
         more=max(0, len(left) - MOST_LEFT),
         recent=[row_view(row) for row in rows[:RECENT]],
@@ -212,6 +216,7 @@ def station_html(run: Run, station: str, nav: Nav, key: str = "") -> str:
     if key and not (known := [entry for entry in known if entry[1].key == name_of(key)]):
         raise UserError(f"the run holds no result '{key}' of {station}")
     whole = [known[0][1]] if len(known) == 1 else []
+    says, command = advice(run, station) if station != "more" else ("", "")
     return page(
         "station.html",
         f"{station}: {nav.run}",
@@ -219,5 +224,6 @@ def station_html(run: Run, station: str, nav: Nav, key: str = "") -> str:
         question=QUESTIONS[station],
         answers=known,
         sections=[markup(to_html(one.sections, one.about)) for one in whole],
-        command=command(run, run_name(run), station),
+        says=in_code(says),
+        command=command,
     )

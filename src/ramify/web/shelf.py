@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shlex
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ramify.base.errors import RamifyError, UserError
-from ramify.jobs.context.ask import MAKER as CAUSE
 from ramify.jobs.results import Evaluation
 from ramify.jobs.summary import counted
-from ramify.jobs.why.findings import MAKER as WHY
 from ramify.render.escape import visible
+from ramify.render.svg import clip
 from ramify.stats.intervals import Interval
 from ramify.trace.connect import FILE, LOCK
 from ramify.trace.db import Run
 from ramify.trace.outcome import settled
 from ramify.trace.schema import stored
-from ramify.web.way import run_name
+from ramify.web.way import LeftOff, left_off, model_of
 
 DEPTH = 3
 """Folders below the one that is looked through, down to a run."""
 MOST_FOLDERS = 20_000
 """Folders that are looked through at most."""
+MOST_TEXT = 60
+"""Characters of a model's or an environment's name."""
 LOCKS = Path("/proc/locks")
 """Where the kernel lists the locks of files; without it no run is said to be running."""
-State = Literal["finished", "stopped", "running", "damaged"]
+READING = 1.0
+"""Seconds that a page waits for runs that were not read yet."""
+State = Literal["finished", "stopped", "running", "damaged", "unread"]
+Mark: TypeAlias = tuple[int, int, int, bool]
+"""Of a run: when its file was written (ns), its bytes, those that wait beside it, whether a process writes."""
 STATES: dict[State, str] = {
     "running": "a process is writing to it now",
     "stopped": "it was begun and is not done; the command continues it",
     "damaged": "it cannot be read",
     "finished": "nothing is left to do",
+    "unread": "it is being read: load the page again",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOff:
-    """Work that was begun in a run and did not end."""
-
-    what: str
-    command: str
-    """Continues it; empty where the same command does, with the settings that it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +84,25 @@ class Shelf:
     only: Path | None = None
     cut: bool = False
     """There were more folders than are looked through."""
-    _known: dict[Path, tuple[object, ListedRun]] = field(default_factory=dict)
+    _known: dict[Path, tuple[Mark, ListedRun]] = field(default_factory=dict)
+    _reading: threading.Lock = field(default_factory=threading.Lock)
 
-    def runs(self) -> list[ListedRun]:
-        """Every run, the last changed first."""
-        writers = _writers()
+    def runs(self, seconds: float = READING) -> list[ListedRun]:
+        """Every run, the last changed first. What is not read within ``seconds`` is ``unread``, and is read meanwhile."""
+        end, writers = time.monotonic() + seconds, _writers()
         folders = [self.only] if self.only is not None else list(self._folders())
-        rows = [row for folder in folders if (row := self._row(folder, writers)) is not None]
-        self._known = {row.folder: self._known[row.folder] for row in rows}
-        return sorted(rows, key=lambda row: (-row.changed, row.name))
+        marked = [(mark, folder) for folder in folders if (mark := _mark(folder, writers)) is not None]
+        marked.sort(key=lambda each: each[0][0], reverse=True)
+        for folder in self._known.keys() - set(folders):
+            self._known.pop(folder, None)
+        rows = [self._row(folder, mark, time.monotonic() < end) for mark, folder in marked]
+        if any(row.state == "unread" for row in rows) and not self._reading.locked():
+            threading.Thread(target=self._read_rest, daemon=True).start()
+        return rows
+
+    def _read_rest(self) -> None:
+        with self._reading:
+            self.runs(math.inf)
 
     def name_of(self, folder: Path) -> str:
         """A run's name: its folder below the root. Raises UserError where it does not lie there."""
@@ -130,24 +141,29 @@ class Shelf:
                     elif depth + 1 < DEPTH and not entry.is_symlink():
                         waiting.append((path, depth + 1))
 
-    def _row(self, folder: Path, writers: set[int]) -> ListedRun | None:
-        """What is known of a run, read again where its file has changed; None where it was deleted meanwhile."""
-        try:
-            files = [(known.st_mtime_ns, known.st_size) for known in _stats(folder)]
-            running = _inode(folder / LOCK) in writers
-        except OSError:
-            return None
-        mark = (files, running)
+    def _row(self, folder: Path, mark: Mark, read: bool) -> ListedRun:
+        """What is known of a run, read again where its file has changed."""
         known = self._known.get(folder)
-        if known is None or known[0] != mark:
-            known = self._known[folder] = (mark, read_row(folder, self.name_of(folder), running, files[0][0] / 1e9))
-        return known[1]
+        if known is not None and known[0] == mark:
+            return known[1]
+        name, changed = self.name_of(folder), mark[0] / 1e9
+        if not read:
+            return ListedRun(name, folder, changed, "unread")
+        row = read_row(folder, name, mark[-1], changed)
+        self._known[folder] = (mark, row)
+        return row
 
 
-def _stats(folder: Path) -> Iterator[os.stat_result]:
-    yield (folder / FILE).stat()
-    with suppress(FileNotFoundError):
-        yield (folder / f"{FILE}-wal").stat()
+def _mark(folder: Path, writers: set[int]) -> Mark | None:
+    """What differs when a run has changed; None where it was deleted meanwhile."""
+    try:
+        files = [(folder / FILE).stat()]
+        with suppress(FileNotFoundError):
+            files += [known for known in [(folder / f"{FILE}-wal").stat()] if known.st_size]  # a reader makes an empty one
+        running = _inode(folder / LOCK) in writers
+    except OSError:
+        return None
+    return max(known.st_mtime_ns for known in files), files[0].st_size, sum(known.st_size for known in files[1:]), running
 
 
 def _inode(file: Path) -> int:
@@ -180,13 +196,13 @@ def read_row(folder: Path, name: str, running: bool, changed: float) -> ListedRu
 def _read(run: Run, name: str, running: bool, changed: float) -> ListedRun:
     evals = run.memo("eval", Evaluation)
     held_out = evals.get("after") or evals.get("before")
-    attempts = None if held_out else counted(run, settled(run))[0]
+    attempts = None if held_out else counted(run, settled(run), forks=False)[0]
     success, interval, n = None, None, 0
     if held_out is not None:
         success, interval, n = held_out.success, held_out.interval, held_out.n
     elif attempts is not None:
         success, interval, n = attempts.successes / attempts.n, attempts.interval, attempts.n
-    makers = dict.fromkeys([*(kept.maker for kept in run.results()), *(found.maker for found in run.findings())])
+    makers = [maker for maker in run.makers() if maker != run.kind]
     left = tuple(left_off(run))
     return ListedRun(
         name,
@@ -194,8 +210,8 @@ def _read(run: Run, name: str, running: bool, changed: float) -> ListedRun:
         changed,
         "running" if running else "stopped" if left else "finished",
         run.kind,
-        _text(run.config.get("model")),
-        _text(run.config.get("env")),
+        clip(model_of(run), MOST_TEXT),
+        clip(_env(run), MOST_TEXT),
         n,
         success,
         interval,
@@ -206,34 +222,13 @@ def _read(run: Run, name: str, running: bool, changed: float) -> ListedRun:
     )
 
 
-def _text(value: object) -> str:
-    return visible(value) if isinstance(value, str) else ""
-
-
-def left_off(run: Run) -> Iterator[LeftOff]:
-    """What was begun in a run and is not done: the run itself, then verbs about it."""
-    named = shlex.quote(run_name(run))
-    kept = {result.maker for result in run.results()}
-    resumed = LeftOff(f"`ramify {run.kind}`", f"ramify resume {named}")
-    if run.kind == "improve":
-        if not run.journal("result", "improve"):
-            yield resumed
-    elif run.kind in ("rollout", "record"):
-        c = run.config
-        tasks = int(c.get("count", 1)) if c.get("tasks") is None else len(run.trees())
-        if len(run.journal("attempt")) < tasks * int(c.get("attempts", 1)):
-            yield resumed
-    elif run.kind == "rollout --tree":
-        if not run.journal("tree"):
-            yield resumed
-    elif " " in run.kind and run.kind not in (*kept, "serve --record") and not run.kind.startswith("orchestrator "):
-        yield LeftOff(f"`ramify {run.kind}`", "")
-    asked = {run.node(found.node).tree for found in run.findings(maker=WHY) if found.node is not None}
-    for tree, purpose, _ in run.purposes():
-        if purpose.startswith(f"{WHY} ") and not purpose.startswith(CAUSE) and tree not in asked:
-            asked.add(tree)
-            yield LeftOff("`ramify why`", f"ramify why {named} {shlex.quote(visible(tree))}")
-    if run.journal(CAUSE) and not run.findings(maker=CAUSE):
-        yield LeftOff("`ramify why --context`", f"ramify why {named} --context")
-    if "fix" not in kept and any(entry.key.startswith("fix/") for entry in run.journal("fork")):
-        yield LeftOff("`ramify fix`", f"ramify fix {named} --rule 'TEXT'")
+def _env(run: Run) -> str:
+    """The environment, of a recorded command its words, of a log its format."""
+    named, imported = run.config.get("env"), run.config.get("imported")
+    if not isinstance(named, str):
+        return f"log: {visible(str(imported.get('form', '')))}" if isinstance(imported, dict) else ""
+    name, _, settings = named.partition(":")
+    if name == "command":
+        with suppress(ValueError, TypeError, AttributeError):
+            return visible(shlex.join(json.loads(settings)["command"]))
+    return visible(named)
