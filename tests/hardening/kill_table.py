@@ -306,7 +306,7 @@ READERS: tuple[Verb, ...] = (
 _OF_A_MEMORY = "learn recall show review"
 _OF_A_KERNEL = "diagnose search explain tune"
 ELSEWHERE = {
-    "mcp",
+    *("mcp", "ui"),
     *(f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()),
     *(f"kernel-search {verb}" for verb in _OF_A_KERNEL.split()),
 }
