@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError, nearest
-from ramify.jobs.recording import Recording
 from ramify.rollout.components import check_trust
 from ramify.rollout.edits import check_edit
 from ramify.rollout.stored import named_components, task_of
@@ -174,7 +173,7 @@ def _fix(run: Run, node: str, rules: str, n: int, tasks: int, attempts: int) -> 
 
 
 def _record(run: Run, n: int) -> Act:
-    if run.kind != Recording.kind:
+    if run.kind != "record":
         raise UserError(f"{run.folder} was not made by `ramify record`, so it holds no command")
     check_trust(run, False)
     settings = json.loads(str(run.config["env"]).partition(":")[2])
