@@ -6,7 +6,7 @@ fails test_kills.py; so does one that writes and is listed under READS.
 
 from __future__ import annotations
 
-from verb_jobs import Serve, ServeComposer, ServeWorld, Verb
+from verb_jobs import Serve, ServeComposer, ServePages, ServeWorld, Verb
 
 WORDS = "--model {parts}:wander --out run --json"
 FORKED = "--model hf:{in}/tuned --verifier {parts}:begins_well --truncated graded"
@@ -266,6 +266,7 @@ JOBS: dict[str, Verb] = {verb.name: verb for verb in VERBS}
 #: Commands that only read: they leave every file as it is, which a test runs them for.
 READERS: tuple[Verb, ...] = (
     Verb("show run --json", after="rollout"),
+    ServePages("ui . --port {port}", after="rollout"),
     Verb("list env --json"),
     Verb("completion bash"),
     Verb("doctor --json"),

@@ -17,19 +17,19 @@ from queue_runs import halls_run, steps_of_a
 from waiting import until
 
 from ramify.base.errors import UserError
-from ramify.jobs.acts import Act, Budget, act_of
+from ramify.jobs.acts import Act, ActLimits, act_of
 from ramify.jobs.queue import Queue
 from ramify.render.result import to_text
 
 SERVER = """
 import sys, time
 from pathlib import Path
-from ramify.jobs.acts import Budget, act_of
+from ramify.jobs.acts import ActLimits, act_of
 from ramify.jobs.queue import Queue
 folder, node, n = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 queue = Queue(folder)
 for _ in range(2):
-    queue.submit(act_of("fork", folder / "halls", {"node": node, "n": n}), Budget())
+    queue.submit(act_of("fork", folder / "halls", {"node": node, "n": n}), ActLimits())
 time.sleep(600)
 """
 
@@ -51,7 +51,7 @@ def plain(*words: str) -> Act:
 
 
 def test_a_job_that_fails_says_why(queue: Queue) -> None:
-    number = queue.submit(plain("fork", "--", "nowhere", "ab"), Budget()).number
+    number = queue.submit(plain("fork", "--", "nowhere", "ab"), ActLimits()).number
     assert ended(queue, number) == "failed"
     assert queue.state(number).note.startswith("no run 'nowhere'")
     with pytest.raises(UserError, match="there is no job 9"):
@@ -59,7 +59,7 @@ def test_a_job_that_fails_says_why(queue: Queue) -> None:
 
 
 def test_jobs_of_others_are_shown_and_not_continued(queue: Queue, tmp_path: Path) -> None:
-    number = queue.submit(plain("fork", "--", "nowhere", "ab"), Budget()).number
+    number = queue.submit(plain("fork", "--", "nowhere", "ab"), ActLimits()).number
     ended(queue, number)
     file = tmp_path / ".jobs" / str(number) / "job.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "owner": "somebody", "words": ["record", "--", "touch", "x"]}))
@@ -72,7 +72,7 @@ def test_jobs_of_others_are_shown_and_not_continued(queue: Queue, tmp_path: Path
 
 
 def test_what_waits_when_its_server_is_gone_is_stopped(queue: Queue, tmp_path: Path) -> None:
-    ended(queue, queue.submit(plain("--version"), Budget()).number)
+    ended(queue, queue.submit(plain("--version"), ActLimits()).number)
     folder = tmp_path / ".jobs" / "1"
     (folder / "end.json").unlink()  # as it is where the server was killed before it wrote one
     assert queue.state(1).state == "stopped"
@@ -91,7 +91,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_edit_is_compared_and_a_killed_job_continues(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, step = Queue(made.parent), steps_of_a(made, False)[1]
     monkeypatch.setenv("HALL_SECONDS", "0.1")
-    job = queue.submit(act_of("edit", made, {"node": step, "text": "Go left.", "n": 20}), Budget())
+    job = queue.submit(act_of("edit", made, {"node": step, "text": "Go left.", "n": 20}), ActLimits())
     assert until(lambda: queue.state(job.number).done >= 4)
     assert queue.state(job.number).note.startswith("edited ")
     (child,) = _children()
@@ -113,8 +113,8 @@ def test_stop_keeps_what_is_done_and_budgets_end_it(tmp_path: Path, monkeypatch:
     made = halls_run(tmp_path / "halls")
     queue, step = Queue(tmp_path), steps_of_a(made, False)[1]
     monkeypatch.setenv("HALL_SECONDS", "0.1")
-    job = queue.submit(act_of("fork", made, {"node": step, "n": 100}), Budget())
-    waits = queue.submit(act_of("fork", made, {"node": step, "n": 100}), Budget())
+    job = queue.submit(act_of("fork", made, {"node": step, "n": 100}), ActLimits())
+    waits = queue.submit(act_of("fork", made, {"node": step, "n": 100}), ActLimits())
     assert until(lambda: queue.state(job.number).done >= 2)
     assert queue.state(waits.number).state == "waiting"
     queue.stop(waits.number)
@@ -122,8 +122,8 @@ def test_stop_keeps_what_is_done_and_budgets_end_it(tmp_path: Path, monkeypatch:
     assert (ended(queue, job.number), ended(queue, waits.number)) == ("stopped", "stopped")
     assert queue.state(job.number).note == "it was stopped"
     assert 2 <= _stored(made) < 100
-    tokens = queue.submit(act_of("fork", made, {"node": step, "n": 100}), Budget(tokens=300)).number
-    seconds = queue.submit(act_of("fork", made, {"node": step, "n": 100}), Budget(seconds=3)).number
+    tokens = queue.submit(act_of("fork", made, {"node": step, "n": 100}), ActLimits(tokens=300)).number
+    seconds = queue.submit(act_of("fork", made, {"node": step, "n": 100}), ActLimits(seconds=3)).number
     assert (ended(queue, tokens), ended(queue, seconds)) == ("stopped", "stopped")
     assert "budget of tokens" in queue.state(tokens).note
     assert "budget of seconds" in queue.state(seconds).note
@@ -138,7 +138,7 @@ def test_a_killed_server_takes_its_job_with_it_and_both_jobs_continue(tmp_path: 
     server = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path), step, "60"], env=environment)
     other = Queue(tmp_path)
     assert until(lambda: other.numbers() == [2, 1] and other.state(1).done >= 2)
-    mine = other.submit(act_of("fork", made, {"node": step, "n": 1}), Budget()).number
+    mine = other.submit(act_of("fork", made, {"node": step, "n": 1}), ActLimits()).number
     time.sleep(0.5)
     assert [other.state(number).state for number in (1, 2, mine)] == ["running", "waiting", "waiting"]  # one at a time
     server.kill()

@@ -16,7 +16,7 @@ import pytest
 from test_hostile import CHROMIUM, Inert
 from web_hostile import PAYLOADS
 
-from ramify.jobs.acts import Act, Budget
+from ramify.jobs.acts import Act, ActLimits
 from ramify.jobs.queue import Queue
 from ramify.web.acting import MOST_FORM
 from ramify.web.server import Shown, guarded_pages, open_server
@@ -205,7 +205,7 @@ def test_hostile_texts_of_jobs_stay_texts(site: Site, folder: Path, tmp_path: Pa
     text = "\n".join(PAYLOADS)
     queue = Queue(tmp_path)
     act = Act("fork", tmp_path / "<img src=x>", text, ("fork", "--", "<script>alert(1)</script>", "ab"), 1)
-    number = queue.submit(act, Budget()).number
+    number = queue.submit(act, ActLimits()).number
     assert until(lambda: queue.state(number).over)
     (tmp_path / ".jobs" / str(number) / "log.txt").write_text(text)
     with served(Shown(tmp_path, act=True)) as hostile:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import RamifyError, UserError
+from ramify.base.waiting import wait_for
 from ramify.kit import Verbs, argument, option
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def mcp(
     tools = RunTools(folder, budget_tokens, budget_attempts)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clients end their servers with it
     try:
-        asyncio.run(serve(tools))
+        wait_for(serve(tools))
     except KeyboardInterrupt:
         pass
     finally:

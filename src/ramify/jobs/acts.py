@@ -26,7 +26,7 @@ MOST_RULES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class ActLimits:
     """What an act may take; then it ends, and what is done is kept."""
 
     tokens: int = 1_000_000

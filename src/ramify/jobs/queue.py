@@ -24,7 +24,7 @@ from typing import Any, Literal
 from ramify.base.attended import REASONS, RESULT, STATE, STOP, VARIABLE
 from ramify.base.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, RamifyError, UserError
 from ramify.base.files import read_record, write_whole
-from ramify.jobs.acts import Act, Budget
+from ramify.jobs.acts import Act, ActLimits
 from ramify.render.result import Section, from_data
 from ramify.trace.db import this_user
 
@@ -40,7 +40,7 @@ MOST_SHOWN = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class QueuedJob:
     """An act in the queue."""
 
     number: int
@@ -61,7 +61,7 @@ class Job:
 class JobState:
     """How far a job is."""
 
-    job: Job
+    job: QueuedJob
     state: Literal["waiting", "running", "done", "failed", "stopped"]
     note: str = ""
     """How it goes, in the words of its command; at its end why it ended."""
@@ -83,7 +83,7 @@ class Queue:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / JOBS
-        self._waiting: deque[tuple[Job, int]] = deque()
+        self._waiting: deque[tuple[QueuedJob, int]] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._worker: threading.Thread | None = None
@@ -97,14 +97,14 @@ class Queue:
         known = (path for path in self.folder.iterdir() if path.name.isdecimal() and (path / JOB).is_file())
         return sorted((int(path.name) for path in known), reverse=True)
 
-    def job(self, number: int) -> Job:
+    def job(self, number: int) -> QueuedJob:
         """Raises UserError where there is none."""
         path = self.folder / str(number) / JOB
         if not path.is_file():
             raise UserError(f"there is no job {number}")
         record = read_record(path, "the job")
         try:
-            return Job(**{**record, "words": tuple(record["words"])})
+            return QueuedJob(**{**record, "words": tuple(record["words"])})
         except (TypeError, KeyError):
             raise UserError(f"{path} does not hold a job") from None
 
@@ -131,7 +131,7 @@ class Queue:
 
     # -- what is done ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, act: Act, budget: Budget) -> Job:
+    def submit(self, act: Act, budget: ActLimits) -> QueuedJob:
         """Put an act at the end. Raises UserError where too many wait."""
         with self._changed:
             if len(self._waiting) >= MOST_WAITING:
@@ -145,7 +145,7 @@ class Queue:
             number += 1
         folder = self.folder / str(number)
         act.write(folder)
-        job = Job(
+        job = QueuedJob(
             number, act.name, str(act.run), act.title, tuple(act.command(folder)), act.attempts, budget.tokens, budget.seconds,
             time.time(), this_user(),
         )  # fmt: skip
@@ -183,7 +183,7 @@ class Queue:
         if self._worker is not None:
             self._worker.join()
 
-    def _append(self, job: Job, handle: int) -> None:
+    def _append(self, job: QueuedJob, handle: int) -> None:
         with self._changed:
             self._waiting.append((job, handle))
             if self._worker is None:
@@ -209,7 +209,7 @@ class Queue:
             with self._changed:
                 self._waiting.popleft()
 
-    def _do(self, job: Job, handle: int) -> dict[str, Any]:
+    def _do(self, job: QueuedJob, handle: int) -> dict[str, Any]:
         """Wait for the turn of this process, start the job's, and wait for its end."""
         folder = self.folder / str(job.number)
         while (turn := _locked(self.folder / LOCK)) is None:
@@ -249,7 +249,7 @@ class Queue:
         return (folder / STOP).exists()
 
 
-def _ended(job: Job, known: Mapping[str, Any], end: Mapping[str, Any], folder: Path) -> JobState:
+def _ended(job: QueuedJob, known: Mapping[str, Any], end: Mapping[str, Any], folder: Path) -> JobState:
     code, why = end.get("code"), str(end.get("why", ""))
     if code in (EXIT_DONE, EXIT_BUDGET):
         return JobState(job, "done", **known)

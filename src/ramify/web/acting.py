@@ -11,14 +11,16 @@ import hmac
 import json
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
 
-from ramify.base.errors import UserError
+from ramify.base.errors import RamifyError, UserError
 from ramify.base.words import plural
-from ramify.jobs.acts import ACTS, Budget, Field, act_of
+from ramify.jobs.acts import ACTS, ActLimits, Field, act_of
 from ramify.jobs.queue import JobState, Queue
 from ramify.render.escape import visible
 from ramify.render.result import to_html
@@ -30,6 +32,11 @@ from ramify.web.pages import markup, page
 from ramify.web.shelf import Shelf
 from ramify.web.way import Nav, key_of, name_of
 
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
 ON_STEP = ("edit", "fork", "token", "cause", "fix")
 """Acts that are about a step, in the order of their links."""
 ON_RUN = ("why", "record")
@@ -38,8 +45,8 @@ MOST_FORM, MOST_FIELDS = 256 << 10, 40
 LISTED = 100
 """Jobs of the list, the latest first."""
 BUDGET = (
-    Field("tokens", "Most tokens, of prompts and replies", Budget().tokens, 1, 10**12),
-    Field("seconds", "Most seconds", Budget().seconds, 1, 10**7),
+    Field("tokens", "Most tokens, of prompts and replies", ActLimits().tokens, 1, 10**12),
+    Field("seconds", "Most seconds", ActLimits().seconds, 1, 10**7),
 )
 
 
@@ -77,7 +84,7 @@ class Acting:
         """Put the act of a form into the queue; its job. Raises UserError on what is wrong with it."""
         limits = {field.name: field.read(given.pop(field.name, None)) for field in BUDGET}
         act = act_of(name, self.shelf.find(name_of(key)), given)
-        return self.queue.submit(act, Budget(**limits)).number
+        return self.queue.submit(act, ActLimits(**limits)).number
 
     def checked(self, headers: Mapping[str, str], body: bytes) -> dict[str, str]:
         """The fields of a form of these pages, without the token. Raises RefusedRequestError."""
@@ -167,3 +174,56 @@ def _told(state: JobState) -> dict[str, str]:
         count = f"{short(state.done)} of {short(state.total)} {state.unit}"
     spent = f"{short(state.tokens)} of {short(job.tokens)} tokens, {minutes(state.took)} of {minutes(job.seconds)}"
     return {"state": state.state, "count": count, "spent": spent, "note": state.note}
+
+
+def act_routes(
+    acting: Acting,
+    of_run: Callable[[str, Any], Callable[[Request], Response]],
+    refusal: Callable[[RefusedRequestError], Response],
+) -> list[Route]:
+    """The forms and what answers to them. ``of_run`` makes the endpoint of a page of a run (:mod:`ramify.web.server`),
+    ``refusal`` the answer to a request that is refused."""
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import RedirectResponse
+    from starlette.routing import Route
+
+    def form(request: Request, given: Mapping[str, str] | None = None, error: str = "") -> Response:
+        def made(run: Run, nav: Nav, parts: Mapping[str, str], _: str | None) -> str:
+            return acting.form_html(run, nav, parts["name"], given or request.query_params, error)
+
+        answer = of_run("", made)(request)
+        answer.status_code = 400 if error and answer.status_code == 200 else answer.status_code
+        return answer
+
+    def posted(do: Callable[[Request, dict[str, str]], Response]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                given = acting.checked(request.headers, await request.body())
+                return await run_in_threadpool(do, request, given)
+            except RefusedRequestError as refused:
+                return refusal(refused)
+            except RamifyError as error:
+                return refusal(RefusedRequestError(409, str(error)))
+
+        return endpoint
+
+    def start(request: Request, given: dict[str, str]) -> Response:
+        try:
+            number = acting.start(request.path_params["run"], request.path_params["name"], dict(given))
+        except UserError as error:
+            return form(request, given, str(error))
+        return RedirectResponse(f"/jobs/{number}", 303)
+
+    def change(request: Request, _: dict[str, str], what: str) -> Response:
+        number = request.path_params["number"]
+        (acting.queue.stop if what == "stop" else acting.queue.resume)(number)
+        return RedirectResponse(f"/jobs/{number}", 303)
+
+    return [
+        Route("/run/{run}/act/{name}", form),
+        Route("/run/{run}/act/{name}", posted(start), methods=["POST"]),
+        *(
+            Route(f"/jobs/{{number:int}}/{what}", posted(partial(change, what=what)), methods=["POST"])
+            for what in ("stop", "continue")
+        ),
+    ]

@@ -555,7 +555,7 @@ def _range(interval: Sequence[float]) -> str:
 def stored_answers(run: Run, nav: Nav, only: str = "") -> list[tuple[str, StoredAnswer, str]]:
     """What verbs stored in a run, of one station or all: the station, the answer and its page."""
     stations = [only] if only else STATIONS
-    return [(name, one, f"{nav.base}/{name}/{key_of(one.key)}") for name in stations for one in answers(run, name)]
+    return [(name, each, f"{nav.base}/{name}/{key_of(each.key)}") for name in stations for each in answers(run, name)]
 
 
 def base_of(nav: Nav | None) -> str:

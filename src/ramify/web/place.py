@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from ramify.base.errors import UserError
 from ramify.base.words import plural
@@ -25,7 +25,7 @@ from ramify.render.terminal import short
 from ramify.trace.db import Run
 from ramify.web.pages import markup, page, stored_answers
 from ramify.web.shelf import STATES, ListedRun, Shelf
-from ramify.web.way import ENDPOINTS, QUESTIONS, Nav, advice, in_code, key_of, name_of
+from ramify.web.way import ENDPOINTS, QUESTIONS, Nav, advice, in_code, key_of, name_of, shown_path
 from ramify.web.words import WORDS
 
 ASKED_AGAIN = 60.0
@@ -111,7 +111,7 @@ def runs_html(shelf: Shelf, asked: Mapping[str, str]) -> str:
         back=back,
         filters=_filters(every, chosen, link),
         shown=plural(len(rows), "run") if not chosen else f"{len(rows)} of {plural(len(every), 'run')}",
-        folder=visible(str(shelf.root)),
+        folder=shown_path(shelf.root),
         cut=shelf.cut,
         page=at,
         pages=pages,
@@ -159,7 +159,7 @@ def needs(rows: Sequence[ListedRun]) -> list[Need]:
     first = "ramify rollout --attempts 12"
     if alive and here and repository is not None:
         first = f'ramify record --check "pytest -q" --model chat:MODEL@{urls[0]} -- {HARNESSES[here[0]]}'
-    why = f"ramify why {shlex.quote(visible(str(judged[0].folder)))}" if judged else "ramify why RUN"
+    why = f"ramify why {shlex.quote(shown_path(judged[0].folder))}" if judged else "ramify why RUN"
     return [
         Need(
             "A model that answers",
@@ -187,7 +187,7 @@ def _answers(url: str, when: int) -> bool:
 def home_html(shelf: Shelf) -> str:
     """Where a person begins: what is missing, what was left off, the last runs."""
     rows = shelf.runs()
-    left = [(row_view(row), one) for row in rows for one in row.left]
+    left = [(row_view(row), work) for row in rows for work in row.left]
     counts = Counter(row.state for row in rows)
     return page(
         "home.html",
@@ -200,7 +200,7 @@ def home_html(shelf: Shelf) -> str:
         recent=[row_view(row) for row in rows[:RECENT]],
         count=len(rows),
         states=[(state, counts[state]) for state in STATES if counts[state]],
-        folder=visible(str(shelf.root)),
+        folder=shown_path(shelf.root),
     )
 
 
@@ -223,7 +223,12 @@ def station_html(run: Run, station: str, nav: Nav, key: str = "") -> str:
         nav,
         question=QUESTIONS[station],
         answers=known,
-        sections=[markup(to_html(one.sections, one.about)) for one in whole],
+        sections=[markup(to_html(answer.sections, answer.about)) for answer in whole],
+        steps=[
+            f"{nav.base}/tree/{quote(answer.step[0], safe='')}#step-{answer.step[1]}"
+            for answer in whole
+            if answer.step is not None
+        ],
         says=in_code(says),
         command=command,
     )

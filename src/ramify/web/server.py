@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from ramify.trace.db import Run
 from ramify.trace.outcome import settled
 from ramify.trace.schema import stored
 from ramify.web import pages, place
-from ramify.web.acting import Acting
+from ramify.web.acting import Acting, act_routes
 from ramify.web.limits import MAX_BODY, Guard, RefusedRequestError, check_bind, make_token
 from ramify.web.shelf import Shelf
 from ramify.web.way import STATIONS, Nav, key_of, name_of, nav_of
@@ -93,7 +93,7 @@ def make_app(shown: Shown) -> Starlette:
     """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.responses import PlainTextResponse, RedirectResponse
+    from starlette.responses import PlainTextResponse
     from starlette.responses import Response as AnyResponse
     from starlette.routing import Route
 
@@ -173,43 +173,6 @@ def make_app(shown: Shown) -> Starlette:
     def station(name: str) -> MakesPage:
         return lambda run, nav, parts, scorer: place.station_html(run, name, nav, parts.get("key", ""))
 
-    def form(request: Request, given: Mapping[str, str] | None = None, error: str = "") -> Response:
-        def made(run: Run, nav: Nav, parts: Mapping[str, str], _: str | None) -> str:
-            return acting.form_html(run, nav, parts["name"], given or request.query_params, error)
-
-        answer = of_run("", made)(request)
-        answer.status_code = 400 if error and answer.status_code == 200 else answer.status_code
-        return answer
-
-    def posted(do: Callable[[Request, dict[str, str]], Response]) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            try:
-                given = acting.checked(request.headers, await request.body())
-                return await run_in_threadpool(do, request, given)
-            except RefusedRequestError as refused:
-                return _page(refused)
-            except RamifyError as error:
-                return _message("Refused", str(error), 409)
-
-        return endpoint
-
-    def start(request: Request, given: dict[str, str]) -> Response:
-        try:
-            number = acting.start(request.path_params["run"], request.path_params["name"], dict(given))
-        except UserError as error:
-            return form(request, given, str(error))
-        return RedirectResponse(f"/jobs/{number}", 303)
-
-    def change(request: Request, _: dict[str, str]) -> Response:
-        number = request.path_params["number"]
-        (acting.queue.stop if request.path_params["what"] == "stop" else acting.queue.resume)(number)
-        return RedirectResponse(f"/jobs/{number}", 303)
-
-    acts = [
-        Route("/run/{run}/act/{name}", form),
-        Route("/run/{run}/act/{name}", posted(start), methods=["POST"]),
-        Route("/jobs/{number:int}/{what:str}", posted(change), methods=["POST"]),
-    ]
     json, run_pages = "application/json", "/run/{run}"
     routes = [
         Route("/", text_of(lambda request: place.home_html(shelf))),
@@ -226,7 +189,7 @@ def make_app(shown: Shown) -> Starlette:
         Route(f"{run_pages}/tree/{{name:path}}", of_run("record", tree(pages.tree_html))),
         Route(f"{run_pages}/node/{{name}}", of_run(NODE, node)),
         *(Route(f"{run_pages}/{name}{key}", of_run(name, station(name))) for name in STATIONS for key in ("", "/{key}")),
-        *(acts if shown.act else []),
+        *(act_routes(acting, of_run, _page) if shown.act else []),
     ]
     return Starlette(routes=routes, exception_handlers={404: missing}, lifespan=lifespan)
 

@@ -190,7 +190,7 @@ def read_row(folder: Path, name: str, running: bool, changed: float) -> ListedRu
         with Run.open(folder) as run:
             return stored(_read)(run, name, running, changed)
     except RamifyError as error:
-        return ListedRun(name, folder, changed, "damaged", trouble=visible(str(error)))
+        return ListedRun(name, folder, changed, "damaged", trouble=visible(str(error).replace(f"{folder}/", "")))
 
 
 def _read(run: Run, name: str, running: bool, changed: float) -> ListedRun:

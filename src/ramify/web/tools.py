@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import BudgetSpentError, UserError, nearest
-from ramify.jobs.acts import ACTS, Act, Budget, Field, act_of
+from ramify.jobs.acts import ACTS, Act, ActLimits, Field, act_of
 from ramify.jobs.queue import Queue
 from ramify.render.numbers import percent_interval
 from ramify.render.result import to_text
@@ -188,7 +188,7 @@ class RunTools:
             )
         if act.edits:
             self._edited[folder] = act.task
-        job = self.queue.submit(act, Budget(self.tokens - tokens))
+        job = self.queue.submit(act, ActLimits(self.tokens - tokens))
         self._jobs.append(job.number)
         return act, job.number
 

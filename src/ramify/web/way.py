@@ -70,6 +70,8 @@ class StoredAnswer:
     about: str
     """What it is about: an attempt, a step, the run."""
     sections: tuple[Section, ...]
+    step: tuple[str, str] | None = None
+    """Tree and node that it is about."""
 
     @property
     def parts(self) -> list[tuple[str, bool]]:
@@ -110,15 +112,16 @@ def answers(run: Run, station: str) -> list[StoredAnswer]:
     """What the verb of a station stored in the run, in order of writing."""
     kept = run.results()
     if station == "why":
-        whole = [_kept(run, one, "one attempt of every task") for one in kept if one.maker == WHY and "all" in one.result]
-        return whole + [_found(one, Why, run) for one in run.findings(maker=WHY)]
+        every = [held for held in kept if held.maker == WHY and "all" in held.result]
+        whole = [_kept(run, held, "one attempt of every task") for held in every]
+        return whole + [_found(finding, Why, run) for finding in run.findings(maker=WHY)]
     if station == "cause":
-        return [_found(one, WhyContext, run) for one in run.findings(maker=CAUSE)]
+        return [_found(finding, WhyContext, run) for finding in run.findings(maker=CAUSE)]
     if station in _MAKERS:
-        return [_kept(run, one, "the run") for one in kept if one.maker in _MAKERS[station]]
+        return [_kept(run, held, "the run") for held in kept if held.maker in _MAKERS[station]]
     elsewhere = (run.kind, *sum(_MAKERS.values(), ()))
-    whole = [_kept(run, one, one.maker) for one in kept if one.maker not in elsewhere]
-    listed = {one.maker for one in kept}
+    whole = [_kept(run, held, held.maker) for held in kept if held.maker not in elsewhere]
+    listed = {held.maker for held in kept}
     makers = [maker for maker in run.makers() if maker not in (*elsewhere, *listed)]
     return whole + [_findings(maker, run.findings(maker=maker)) for maker in makers]
 
@@ -132,8 +135,8 @@ def _kept(run: Run, kept: KeptResult, about: str) -> StoredAnswer:
 def _findings(maker: str, findings: Sequence[Finding]) -> StoredAnswer:
     """Findings of a method that kept no result, as a table."""
     rows = [
-        (one.name, (one.node or "the run")[:12], None if one.value is None else f"{number(one.value)} {one.unit}", one.why)
-        for one in findings
+        (each.name, (each.node or "the run")[:12], None if each.value is None else f"{number(each.value)} {each.unit}", each.why)
+        for each in findings
     ]
     grid = table(("what", "where", "value", "why"), rows)
     return StoredAnswer(maker, findings[0].why, maker, (Section.of("", grid),))
@@ -149,9 +152,8 @@ def _found(finding: Finding, kind: type[Why] | type[WhyContext], run: Run) -> St
         return StoredAnswer(node, finding.why, about, (Section.of("", finding.why, f"It cannot be shown whole: {error}."),))
     key = result.attempt if isinstance(result, Why) else result.node
     caveats = [Section.of("Before you trust it", "\n".join(result.caveats))] if result.caveats else []
-    return StoredAnswer(
-        key, result.headline, f"{about.partition(' ')[0]} {key[:12]} of {result.tree}", (*result.sections(), *caveats)
-    )
+    about = f"{about.partition(' ')[0]} {key[:12]} of {result.tree}"
+    return StoredAnswer(key, result.headline, about, (*result.sections(), *caveats), (result.tree, result.node or key))
 
 
 def in_code(text: str) -> list[tuple[str, bool]]:
@@ -162,7 +164,11 @@ def in_code(text: str) -> list[tuple[str, bool]]:
 
 def run_name(run: Run) -> str:
     """The run as commands name it: its folder, from the current one where it lies below."""
-    folder = Path(run.folder)
+    return shown_path(Path(run.folder))
+
+
+def shown_path(folder: Path) -> str:
+    """A folder as people read it: from the current one where it lies below."""
     if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())
     return visible(str(folder))
