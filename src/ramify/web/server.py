@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import math
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -34,12 +34,12 @@ MAX_CONNECTIONS = 128
 """More at once are answered with 503."""
 DRAIN_SECONDS = 10.0
 BACKLOG = 512
-MakesPage: TypeAlias = Callable[[Run, Nav, Mapping[str, str], str | None], str]
-"""Of a run, where the page stands, the parts of its address, and the scorer."""
+MakesPage: TypeAlias = Callable[[Run, Nav, "Request", str | None], str]
+"""Of a run, where the page stands, the request, and the scorer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ServedRuns:
     """Which runs are served, and how attempts are judged."""
 
     root: Path
@@ -54,7 +54,7 @@ class Shown:
     """A run to compare ``run`` with."""
 
     @classmethod
-    def of(cls, run: Path | str, scorer: str | None = None, beside: Path | str | None = None, alone: bool = False) -> Shown:
+    def of(cls, run: Path | str, scorer: str | None = None, beside: Path | str | None = None, alone: bool = False) -> ServedRuns:
         """A run among those of the folder that holds it."""
         folder = Path(run).absolute()
         return cls(folder.parent, folder, alone, scorer, None if beside is None else Path(beside))
@@ -65,13 +65,13 @@ class Shown:
         return "" if self.run is None else f"run/{key_of(Shelf(self.root).name_of(self.run))}/"
 
 
-def guarded_pages(shown: Shown, host: str = "127.0.0.1", token: str | None = None) -> Guard:
+def guarded_pages(shown: ServedRuns, host: str = "127.0.0.1", token: str | None = None) -> Guard:
     """The pages as :func:`open_server` takes them, one request a connection. Raises like :func:`make_app`."""
     headers = {"content-security-policy": pages.content_policy(True) + "; frame-ancestors 'none'", "connection": "close"}
     return Guard(make_app(shown), host, token, _page, headers)
 
 
-def make_app(shown: Shown) -> Starlette:
+def make_app(shown: ServedRuns) -> Starlette:
     """The application, which only reads: ``/`` home, ``/runs`` the list, ``/words``; below ``/run/KEY`` the pages of a
     run: ``/`` the report, ``/trees``, ``/tree/NAME``, ``/node/ID``, and the stations with what their verbs stored.
 
@@ -81,8 +81,6 @@ def make_app(shown: Shown) -> Starlette:
     no such scorer.
     """
     from starlette.applications import Starlette
-    from starlette.responses import PlainTextResponse
-    from starlette.responses import Response as AnyResponse
     from starlette.routing import Route
 
     if not shown.root.is_dir():
@@ -91,83 +89,100 @@ def make_app(shown: Shown) -> Starlette:
         if path is not None:
             with Run.open(path) as run:
                 settled(run, shown.scorer)
-    shelf = Shelf(shown.root, shown.run if shown.alone else None)
+    served, json, run_pages = _Pages(shown), "application/json", "/run/{run}"
+    shelf, of_run = served.shelf, served.of_run
+    routes = [
+        Route("/", _answered(lambda request: place.home_html(shelf))),
+        Route("/runs", _answered(lambda request: place.runs_html(shelf, request.query_params))),
+        Route("/words", _answered(lambda request: place.words_html())),
+        Route(f"{run_pages}/", of_run("record", served.report(pages.report_html))),
+        Route(f"{run_pages}/trees", of_run("record", _trees)),
+        Route(f"{run_pages}/changed", served.changed),
+        Route(f"{run_pages}/data", of_run("record", served.report(pages.report_data), json)),
+        Route(f"{run_pages}/data/tree/{{name:path}}", of_run("record", _tree(pages.tree_data), json)),
+        Route(f"{run_pages}/tree/{{name:path}}", of_run("record", _tree(pages.tree_html))),
+        Route(f"{run_pages}/node/{{name}}", of_run("record", _node)),
+        *(Route(f"{run_pages}/{name}{key}", of_run(name, _station(name))) for name in STATIONS for key in ("", "/{key}")),
+    ]
 
-    def text_of(make: Callable[[Request], str], media: str = "text/html") -> Callable[[Request], Response]:
-        # Not a coroutine, so it runs in a worker thread: a run is used by one thread at a time, and a long page blocks no
-        # other.
-        def endpoint(request: Request) -> Response:
-            try:
-                return AnyResponse(make(request), media_type=media)
-            except UserError as error:
-                return _message("Not found", str(error), 404)
-            except RamifyError as error:
-                return _message("Cannot be read", str(error), 500)
+    def missing(request: Request, error: Exception) -> Response:
+        return _message("Not found", f"There is no page {request.url.path} here.", 404)
 
-        return endpoint
+    return Starlette(routes=routes, exception_handlers={404: missing})
 
-    def of_run(here: str, make: MakesPage, media: str = "text/html") -> Callable[[Request], Response]:
+
+class _Pages:
+    """The pages of single runs, each opened for its request."""
+
+    def __init__(self, shown: ServedRuns) -> None:
+        self.shown, self.shelf = shown, Shelf(shown.root, shown.run if shown.alone else None)
+
+    def of_run(self, here: str, make: MakesPage, media: str = "text/html") -> Callable[[Request], Response]:
         """A page of the run that the address names: ``make`` gets it, where it stands, the request and the scorer."""
 
         def made(request: Request) -> str:
             name = name_of(request.path_params["run"])
-            folder = shelf.find(name)
+            folder = self.shelf.find(name)
             with Run.open(folder) as run:
                 nav = stored(nav_of)(run, name, here)
-                return stored(make)(run, nav, request.path_params, shown.scorer if folder == shown.run else None)
+                return stored(make)(run, nav, request, self.shown.scorer if folder == self.shown.run else None)
 
-        return text_of(made, media)
+        return _answered(made, media)
 
-    def report(make: Callable[..., str]) -> MakesPage:
-        def made(run: Run, nav: Nav, parts: Mapping[str, str], scorer: str | None) -> str:
-            if shown.beside is None or run.folder != shown.run:
+    def report(self, make: Callable[..., str]) -> MakesPage:
+        """A page that shows the run beside another, where one was named."""
+
+        def made(run: Run, nav: Nav, request: Request, scorer: str | None) -> str:
+            if self.shown.beside is None or run.folder != self.shown.run:
                 return make(run, nav, scorer)
-            with Run.open(shown.beside) as other:
+            with Run.open(self.shown.beside) as other:
                 return make(run, nav, scorer, other)
 
         return made
 
-    def changed(request: Request) -> Response:
+    def changed(self, request: Request) -> Response:
+        """Another text when the run has grown."""
+        from starlette.responses import PlainTextResponse
+
         try:
-            folder = shelf.find(name_of(request.path_params["run"]))
+            folder = self.shelf.find(name_of(request.path_params["run"]))
         except UserError as error:
             return _message("Not found", str(error), 404)
         files = [folder / (FILE + end) for end in ("", "-wal")]
         marks = [f"{known.st_mtime_ns}.{known.st_size}" for known in (file.stat() for file in files if file.exists())]
         return PlainTextResponse(" ".join(marks))
 
-    def missing(request: Request, error: Exception) -> Response:
-        return _message("Not found", f"There is no page {request.url.path} here.", 404)
 
-    def trees(request: Request) -> Response:
-        number = request.query_params.get("page", "1")
-        at = int(number) if number.isdecimal() and len(number) < 9 else 1
-        return of_run("record", lambda run, nav, parts, scorer: pages.trees_html(run, nav, at))(request)
+def _answered(make: Callable[[Request], str], media: str = "text/html") -> Callable[[Request], Response]:
+    # Not a coroutine, so it runs in a worker thread: a run is used by one thread at a time, and a long page blocks no other.
+    def endpoint(request: Request) -> Response:
+        from starlette.responses import Response as AnyResponse
 
-    def tree(make: Callable[..., str]) -> MakesPage:
-        return lambda run, nav, parts, scorer: make(run, parts["name"], nav, scorer)
+        try:
+            return AnyResponse(make(request), media_type=media)
+        except UserError as error:
+            return _message("Not found", str(error), 404)
+        except RamifyError as error:
+            return _message("Cannot be read", str(error), 500)
 
-    def node(run: Run, nav: Nav, parts: Mapping[str, str], _: str | None) -> str:
-        return pages.node_html(run, parts["name"], nav)
+    return endpoint
 
-    def station(name: str) -> MakesPage:
-        return lambda run, nav, parts, scorer: place.station_html(run, name, nav, parts.get("key", ""))
 
-    json, run_pages = "application/json", "/run/{run}"
-    routes = [
-        Route("/", text_of(lambda request: place.home_html(shelf))),
-        Route("/runs", text_of(lambda request: place.runs_html(shelf, request.query_params))),
-        Route("/words", text_of(lambda request: place.words_html())),
-        Route(f"{run_pages}/", of_run("record", report(pages.report_html))),
-        Route(f"{run_pages}/trees", trees),
-        Route(f"{run_pages}/changed", changed),
-        Route(f"{run_pages}/data", of_run("record", report(pages.report_data), json)),
-        Route(f"{run_pages}/data/tree/{{name:path}}", of_run("record", tree(pages.tree_data), json)),
-        Route(f"{run_pages}/tree/{{name:path}}", of_run("record", tree(pages.tree_html))),
-        Route(f"{run_pages}/node/{{name}}", of_run("record", node)),
-        *(Route(f"{run_pages}/{name}{key}", of_run(name, station(name))) for name in STATIONS for key in ("", "/{key}")),
-    ]
-    return Starlette(routes=routes, exception_handlers={404: missing})
+def _trees(run: Run, nav: Nav, request: Request, scorer: str | None) -> str:
+    number = request.query_params.get("page", "1")
+    return pages.trees_html(run, nav, int(number) if number.isdecimal() and len(number) < 9 else 1)
+
+
+def _tree(make: Callable[..., str]) -> MakesPage:
+    return lambda run, nav, request, scorer: make(run, request.path_params["name"], nav, scorer)
+
+
+def _node(run: Run, nav: Nav, request: Request, scorer: str | None) -> str:
+    return pages.node_html(run, request.path_params["name"], nav)
+
+
+def _station(name: str) -> MakesPage:
+    return lambda run, nav, request, scorer: place.station_html(run, name, nav, request.path_params.get("key", ""))
 
 
 def _page(refused: RefusedRequestError, path: str = "") -> Response:
@@ -237,7 +252,7 @@ def address(host: str, listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
 
 
-def serve_pages(shown: Shown, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+def serve_pages(shown: ServedRuns, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
     """Serve the pages until Ctrl-C. Port 0 takes a free one; the address is printed.
 
     An empty ``token`` has one made up, which is then part of the address.
