@@ -24,7 +24,7 @@ from ramify.trace.foreign import IMPORTED
 from ramify.trace.node import Score, make_node
 from ramify.web import connection
 from ramify.web.limits import MAX_BODY
-from ramify.web.server import Shown, guarded_pages, open_server
+from ramify.web.server import ServedRuns, guarded_pages, open_server
 
 TOKEN = "t0ken-of-sixteen-or-more"
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving(folder: Path, host: str = "127.0.0.1", token: str | None = None) -> Iterator[int]:
     """The port of a server of the pages of ``folder``."""
-    with raw_client.serving(guarded_pages(Shown.of(folder), host, token)) as found:
+    with raw_client.serving(guarded_pages(ServedRuns.of(folder), host, token)) as found:
         yield found
 
 
@@ -164,7 +164,7 @@ def test_large_bodies_are_refused(port: int, size: str) -> None:
 @pytest.mark.parametrize("token", ["short", "with space in the middle", "semi;colon-and-more-text", "ümlaut-and-sixteen-more"])
 def test_a_token_that_is_none(folder: Path, token: str) -> None:
     with pytest.raises(UserError, match="letters and digits"):
-        open_server(guarded_pages(Shown.of(folder), token=token))
+        open_server(guarded_pages(ServedRuns.of(folder), token=token))
 
 
 class Incomparable(str):
@@ -192,7 +192,7 @@ def test_tokens_are_compared_in_constant_time(folder: Path, monkeypatch: pytest.
 
 def test_a_bind_beyond_this_machine_needs_a_token(folder: Path) -> None:
     with pytest.raises(UserError, match="without a token"):
-        open_server(guarded_pages(Shown.of(folder), "0.0.0.0"))
+        open_server(guarded_pages(ServedRuns.of(folder), "0.0.0.0"))
     with serving(folder, "0.0.0.0", TOKEN) as port:
         assert get(port)[0] == 401
         assert b"hello" not in get(port, "/run/run/tree/t")[1]

@@ -19,7 +19,7 @@ from web_hostile import PAYLOADS
 from ramify.jobs.acts import Act, ActLimits
 from ramify.jobs.queue import Queue
 from ramify.web.acting import MOST_FORM
-from ramify.web.server import Shown, guarded_pages, open_server
+from ramify.web.server import ServedRuns, guarded_pages, open_server
 from tests.jobs.queue_runs import halls_run, steps_of_a
 from tests.waiting import until
 
@@ -51,7 +51,7 @@ class Site:
 
 
 @contextmanager
-def served(shown: Shown) -> Iterator[Site]:
+def served(shown: ServedRuns) -> Iterator[Site]:
     server, listener = open_server(guarded_pages(shown))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Iterator[Site]:
-    with served(Shown(folder, act=True)) as up:
+    with served(ServedRuns(folder, act=True)) as up:
         yield up
 
 
@@ -83,7 +83,7 @@ def step(folder: Path) -> str:
 
 
 def test_without_act_nothing_is_offered_and_nothing_answers(folder: Path, step: str) -> None:
-    with served(Shown(folder)) as plain:
+    with served(ServedRuns(folder)) as plain:
         for path in ("/", "/jobs", "/run/halls/", f"/run/halls/node/{step}"):
             status, headers, page = plain.ask(path)
             assert status == 200
@@ -208,7 +208,7 @@ def test_hostile_texts_of_jobs_stay_texts(site: Site, folder: Path, tmp_path: Pa
     number = queue.submit(act, ActLimits()).number
     assert until(lambda: queue.state(number).over)
     (tmp_path / ".jobs" / str(number) / "log.txt").write_text(text)
-    with served(Shown(tmp_path, act=True)) as hostile:
+    with served(ServedRuns(tmp_path, act=True)) as hostile:
         for path in ("/jobs", f"/jobs/{number}"):
             status, _, page = hostile.ask(path)
             assert status == 200
@@ -219,7 +219,7 @@ def test_hostile_texts_of_jobs_stay_texts(site: Site, folder: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_two_people_at_once_wait_for_each_other(folder: Path, step: str) -> None:
-    with served(Shown(folder, act=True)) as up:
+    with served(ServedRuns(folder, act=True)) as up:
         token = up.token(f"/run/halls/act/edit?node={step}")
         good = {"node": step, "form_token": token, "text": "Go left.", "how": "rule", "n": "3"}
         answers: list[tuple[int, dict[str, str], str]] = []
@@ -249,7 +249,7 @@ def test_an_edit_is_four_clicks_from_a_run(folder: Path, step: str, scripts: boo
     """In a browser, with and without scripts: a step, its page, the form, start; then the result comes by itself."""
     from playwright.sync_api import sync_playwright
 
-    with served(Shown(folder, act=True)) as up, sync_playwright() as play:
+    with served(ServedRuns(folder, act=True)) as up, sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_context(java_script_enabled=scripts).new_page()
         said: list[str] = []

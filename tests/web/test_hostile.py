@@ -24,7 +24,7 @@ from ramify.trace.db import Run
 from ramify.trace.node import Finding, KeptResult
 from ramify.web.pages import message_html, node_html, report_html, script, tree_html, trees_html
 from ramify.web.place import home_html, runs_html, station_html, words_html
-from ramify.web.server import Shown, guarded_pages, open_server
+from ramify.web.server import ServedRuns, guarded_pages, open_server
 from ramify.web.shelf import Shelf
 from ramify.web.way import STATIONS, nav_of
 
@@ -226,7 +226,7 @@ def test_nothing_happens_on_served_and_exported_pages(tmp_path: Path) -> None:
         hostile_results(opened, all_in_one)
         name = opened.trees()[0].name
         node = opened.tree(name).leaves()[0].id
-    server, listener = open_server(guarded_pages(Shown(run.parent)))
+    server, listener = open_server(guarded_pages(ServedRuns(run.parent)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     origin = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -17,7 +17,7 @@ from ramify.trace.db import Run
 from ramify.trace.node import make_node
 from ramify.web.limits import is_loopback
 from ramify.web.pages import trees_html
-from ramify.web.server import Shown, guarded_pages, open_server
+from ramify.web.server import ServedRuns, guarded_pages, open_server
 from ramify.web.way import Nav
 
 NAV = Nav("record", "run", "/run/run")
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    server, listener = open_server(guarded_pages(Shown.of(folder)))
+    server, listener = open_server(guarded_pages(ServedRuns.of(folder)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started and thread.is_alive():
@@ -116,14 +116,14 @@ def test_it_only_reads(address: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.com", ""])
 def test_a_bind_beyond_this_machine_is_refused(folder: Path, host: str) -> None:
     with pytest.raises(UserError, match="loopback only"):
-        open_server(guarded_pages(Shown.of(folder), host))
+        open_server(guarded_pages(ServedRuns.of(folder), host))
 
 
 def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path, address: str) -> None:
     with pytest.raises(UserError, match="is not a run"):
-        open_server(guarded_pages(Shown.of(tmp_path)))
+        open_server(guarded_pages(ServedRuns.of(tmp_path)))
     with pytest.raises(UserError, match="port 99999"):
-        open_server(guarded_pages(Shown.of(folder)), 99999)
+        open_server(guarded_pages(ServedRuns.of(folder)), 99999)
     assert is_loopback("127.8.9.1")
     assert not is_loopback("localhost.")
 
@@ -142,7 +142,7 @@ def test_the_data_of_a_page_are_those_in_it(address: str, folder: Path) -> None:
 
 def test_a_run_that_grows_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", updates=1, tasks=1)
-    server, listener = open_server(guarded_pages(Shown.of(run)))
+    server, listener = open_server(guarded_pages(ServedRuns.of(run)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -26,7 +26,7 @@ from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.web import shelf as shelves
 from ramify.web.place import needs, runs_html
-from ramify.web.server import Shown, guarded_pages
+from ramify.web.server import ServedRuns, guarded_pages
 from ramify.web.shelf import ListedRun, Shelf
 from ramify.web.way import STATIONS, advice, answers, key_of, left_off, name_of, nav_of
 
@@ -195,7 +195,7 @@ def test_a_name_is_one_part_of_an_address() -> None:
 
 
 def test_pages_answer_and_say_what_is_not_there(runs: Path) -> None:
-    with serving(guarded_pages(Shown(runs))) as port:
+    with serving(guarded_pages(ServedRuns(runs))) as port:
         at = f"127.0.0.1:{port}"
         for path, words in (
             ("/", "What was left off"),
@@ -227,7 +227,7 @@ def test_pages_answer_and_say_what_is_not_there(runs: Path) -> None:
 
 
 def test_one_run_alone_serves_no_other(runs: Path) -> None:
-    with serving(guarded_pages(Shown.of(runs / "played", alone=True))) as port:
+    with serving(guarded_pages(ServedRuns.of(runs / "played", alone=True))) as port:
         at = f"127.0.0.1:{port}"
         assert get(at, "/run/played/")[0] == 200
         assert get(at, "/run/trained/")[0] == 404
@@ -252,7 +252,7 @@ def test_two_people_read_while_a_run_grows_and_another_goes(runs: Path, tmp_path
     writer.start()
     paths = ["/", "/runs", "/run/grows/", "/run/grows/why", "/run/goes/", "/run/goes/trees", "/run/goes/changed"] * 2
     try:
-        with serving(guarded_pages(Shown(folder))) as port, ThreadPoolExecutor(2) as people:
+        with serving(guarded_pages(ServedRuns(folder))) as port, ThreadPoolExecutor(2) as people:
             seen = list(people.map(lambda path: get(f"127.0.0.1:{port}", path)[0], paths))
             assert set(seen) == {200}
             shutil.rmtree(folder / "goes")

@@ -64,9 +64,9 @@ def show(
     other = None if beside is None else find_run(beside)
     if web:
         from ramify.web.limits import is_loopback
-        from ramify.web.server import Shown, serve_pages
+        from ramify.web.server import ServedRuns, serve_pages
 
-        shown = Shown.of(folder, scorer, other, alone=not is_loopback(host))
+        shown = ServedRuns.of(folder, scorer, other, alone=not is_loopback(host))
         serve_pages(shown, host, port, os.environ.get(TOKEN, "") if token else None)
         return None
     if html is not None:

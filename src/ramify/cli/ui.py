@@ -34,7 +34,7 @@ def ui(
     """Serve all runs of a folder as pages on this machine until Ctrl-C: their state, what was left off, and for each run the way
     from a record to a cause, a fix and a test. Without --act it only reads."""
     from ramify.trace.connect import FILE
-    from ramify.web.server import Shown, serve_pages
+    from ramify.web.server import ServedRuns, serve_pages
 
-    shown = Shown.of(folder) if (folder / FILE).is_file() else Shown(folder.absolute())
+    shown = ServedRuns.of(folder) if (folder / FILE).is_file() else ServedRuns(folder.absolute())
     serve_pages(replace(shown, act=act), host, port, os.environ.get(TOKEN, "") if token else None)

@@ -188,8 +188,8 @@ def act_routes(
     from starlette.routing import Route
 
     def form(request: Request, given: Mapping[str, str] | None = None, error: str = "") -> Response:
-        def made(run: Run, nav: Nav, parts: Mapping[str, str], _: str | None) -> str:
-            return acting.form_html(run, nav, parts["name"], given or request.query_params, error)
+        def made(run: Run, nav: Nav, asked: Request, _: str | None) -> str:
+            return acting.form_html(run, nav, asked.path_params["name"], given or asked.query_params, error)
 
         answer = of_run("", made)(request)
         answer.status_code = 400 if error and answer.status_code == 200 else answer.status_code

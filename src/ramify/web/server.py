@@ -3,11 +3,12 @@ read anew for every request, so a run under way shows its progress."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import math
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,12 +39,12 @@ DRAIN_SECONDS = 10.0
 BACKLOG = 512
 NODE = "node"
 """Where the page of a node stands: among those of the record, with what can be done at it."""
-MakesPage: TypeAlias = Callable[[Run, Nav, Mapping[str, str], str | None], str]
-"""Of a run, where the page stands, the parts of its address, and the scorer."""
+MakesPage: TypeAlias = Callable[[Run, Nav, "Request", str | None], str]
+"""Of a run, where the page stands, the request, and the scorer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ServedRuns:
     """Which runs are served, and how attempts are judged."""
 
     root: Path
@@ -60,7 +61,7 @@ class Shown:
     """The pages also start work, in one queue of the folder."""
 
     @classmethod
-    def of(cls, run: Path | str, scorer: str | None = None, beside: Path | str | None = None, alone: bool = False) -> Shown:
+    def of(cls, run: Path | str, scorer: str | None = None, beside: Path | str | None = None, alone: bool = False) -> ServedRuns:
         """A run among those of the folder that holds it."""
         folder = Path(run).absolute()
         return cls(folder.parent, folder, alone, scorer, None if beside is None else Path(beside))
@@ -71,7 +72,7 @@ class Shown:
         return "" if self.run is None else f"run/{key_of(Shelf(self.root).name_of(self.run))}/"
 
 
-def guarded_pages(shown: Shown, host: str = "127.0.0.1", token: str | None = None) -> Guard:
+def guarded_pages(shown: ServedRuns, host: str = "127.0.0.1", token: str | None = None) -> Guard:
     """The pages as :func:`open_server` takes them, one request a connection. Raises like :func:`make_app`."""
     policy = pages.content_policy(True, shown.act) + "; frame-ancestors 'none'"
     headers = {"content-security-policy": policy, "connection": "close"}
@@ -80,21 +81,17 @@ def guarded_pages(shown: Shown, host: str = "127.0.0.1", token: str | None = Non
     return Guard(make_app(shown), host, token, _page, headers)
 
 
-def make_app(shown: Shown) -> Starlette:
+def make_app(shown: ServedRuns) -> Starlette:
     """The application: ``/`` home, ``/runs`` the list, ``/jobs`` the queue, ``/words``; below ``/run/KEY`` the pages of a
     run: ``/`` the report, ``/trees``, ``/tree/NAME``, ``/node/ID``, and the stations with what their verbs stored.
 
     ``data`` and ``data/tree/NAME`` of a run are the data of its pages as JSON, ``changed`` is another text when it has grown.
-    It only reads, unless ``shown.act``: then ``act/NAME`` of a run is the form of an act, and a POST there starts it, one to
-    ``/jobs/N/stop`` or ``/jobs/N/continue`` does that. At the end of the application its queue is stopped.
+    It only reads, unless ``shown.act``: see :func:`ramify.web.acting.act_routes`. Its end stops the queue.
 
     Raises UserError where the folder does not exist, or the run that is opened first, or the one beside it, cannot be read or has
     no such scorer.
     """
     from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.responses import PlainTextResponse
-    from starlette.responses import Response as AnyResponse
     from starlette.routing import Route
 
     if not shown.root.is_dir():
@@ -103,95 +100,112 @@ def make_app(shown: Shown) -> Starlette:
         if path is not None:
             with Run.open(path) as run:
                 settled(run, shown.scorer)
-    shelf = Shelf(shown.root, shown.run if shown.alone else None)
-    acting = Acting(shelf, shown.act)
+    served, json, run_pages = _Pages(shown), "application/json", "/run/{run}"
+    shelf, of_run, acting = served.shelf, served.of_run, served.acting
+    routes = [
+        Route("/", _answered(lambda request: place.home_html(shelf))),
+        Route("/runs", _answered(lambda request: place.runs_html(shelf, request.query_params))),
+        Route("/jobs", _answered(lambda request: acting.jobs_html())),
+        Route("/jobs/{number:int}", _answered(lambda request: acting.job_html(request.path_params["number"]))),
+        Route("/jobs/{number:int}/data", _answered(lambda request: acting.job_data(request.path_params["number"]), json)),
+        Route("/words", _answered(lambda request: place.words_html())),
+        Route(f"{run_pages}/", of_run("record", served.report(pages.report_html))),
+        Route(f"{run_pages}/trees", of_run("record", _trees)),
+        Route(f"{run_pages}/changed", served.changed),
+        Route(f"{run_pages}/data", of_run("record", served.report(pages.report_data), json)),
+        Route(f"{run_pages}/data/tree/{{name:path}}", of_run("record", _tree(pages.tree_data), json)),
+        Route(f"{run_pages}/tree/{{name:path}}", of_run("record", _tree(pages.tree_html))),
+        Route(f"{run_pages}/node/{{name}}", of_run(NODE, _node)),
+        *(Route(f"{run_pages}/{name}{key}", of_run(name, _station(name))) for name in STATIONS for key in ("", "/{key}")),
+        *(act_routes(acting, of_run, _page) if shown.act else []),
+    ]
+
+    def missing(request: Request, error: Exception) -> Response:
+        return _message("Not found", f"There is no page {request.url.path} here.", 404)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await run_in_threadpool(acting.queue.close)
+        await asyncio.to_thread(acting.queue.close)
 
-    def text_of(make: Callable[[Request], str], media: str = "text/html") -> Callable[[Request], Response]:
-        # Not a coroutine, so it runs in a worker thread: a run is used by one thread at a time, and a long page blocks no
-        # other.
-        def endpoint(request: Request) -> Response:
-            try:
-                return AnyResponse(make(request), media_type=media)
-            except UserError as error:
-                return _message("Not found", str(error), 404)
-            except RamifyError as error:
-                return _message("Cannot be read", str(error), 500)
+    return Starlette(routes=routes, exception_handlers={404: missing}, lifespan=lifespan)
 
-        return endpoint
 
-    def of_run(here: str, make: MakesPage, media: str = "text/html") -> Callable[[Request], Response]:
+class _Pages:
+    """The pages of single runs, each opened for its request."""
+
+    def __init__(self, shown: ServedRuns) -> None:
+        self.shown, self.shelf = shown, Shelf(shown.root, shown.run if shown.alone else None)
+        self.acting = Acting(self.shelf, shown.act)
+
+    def of_run(self, here: str, make: MakesPage, media: str = "text/html") -> Callable[[Request], Response]:
         """A page of the run that the address names: ``make`` gets it, where it stands, the request and the scorer."""
 
         def made(request: Request) -> str:
             name = name_of(request.path_params["run"])
-            folder = shelf.find(name)
+            folder = self.shelf.find(name)
             with Run.open(folder) as run:
-                nav = stored(nav_of)(run, name, here)
                 node = run.find(request.path_params["name"]) if here == NODE else ""
-                nav = replace(nav, here="record" if here == NODE else here, acts=acting.links(run, nav, node))
-                return stored(make)(run, nav, request.path_params, shown.scorer if folder == shown.run else None)
+                nav = stored(nav_of)(run, name, "record" if node else here)
+                nav = replace(nav, acts=self.acting.links(run, nav, node))
+                return stored(make)(run, nav, request, self.shown.scorer if folder == self.shown.run else None)
 
-        return text_of(made, media)
+        return _answered(made, media)
 
-    def report(make: Callable[..., str]) -> MakesPage:
-        def made(run: Run, nav: Nav, parts: Mapping[str, str], scorer: str | None) -> str:
-            if shown.beside is None or run.folder != shown.run:
+    def report(self, make: Callable[..., str]) -> MakesPage:
+        """A page that shows the run beside another, where one was named."""
+
+        def made(run: Run, nav: Nav, request: Request, scorer: str | None) -> str:
+            if self.shown.beside is None or run.folder != self.shown.run:
                 return make(run, nav, scorer)
-            with Run.open(shown.beside) as other:
+            with Run.open(self.shown.beside) as other:
                 return make(run, nav, scorer, other)
 
         return made
 
-    def changed(request: Request) -> Response:
+    def changed(self, request: Request) -> Response:
+        """Another text when the run has grown."""
+        from starlette.responses import PlainTextResponse
+
         try:
-            folder = shelf.find(name_of(request.path_params["run"]))
+            folder = self.shelf.find(name_of(request.path_params["run"]))
         except UserError as error:
             return _message("Not found", str(error), 404)
         files = [folder / (FILE + end) for end in ("", "-wal")]
         marks = [f"{known.st_mtime_ns}.{known.st_size}" for known in (file.stat() for file in files if file.exists())]
         return PlainTextResponse(" ".join(marks))
 
-    def missing(request: Request, error: Exception) -> Response:
-        return _message("Not found", f"There is no page {request.url.path} here.", 404)
 
-    def trees(request: Request) -> Response:
-        number = request.query_params.get("page", "1")
-        at = int(number) if number.isdecimal() and len(number) < 9 else 1
-        return of_run("record", lambda run, nav, parts, scorer: pages.trees_html(run, nav, at))(request)
+def _answered(make: Callable[[Request], str], media: str = "text/html") -> Callable[[Request], Response]:
+    # Not a coroutine, so it runs in a worker thread: a run is used by one thread at a time, and a long page blocks no other.
+    def endpoint(request: Request) -> Response:
+        from starlette.responses import Response as AnyResponse
 
-    def tree(make: Callable[..., str]) -> MakesPage:
-        return lambda run, nav, parts, scorer: make(run, parts["name"], nav, scorer)
+        try:
+            return AnyResponse(make(request), media_type=media)
+        except UserError as error:
+            return _message("Not found", str(error), 404)
+        except RamifyError as error:
+            return _message("Cannot be read", str(error), 500)
 
-    def node(run: Run, nav: Nav, parts: Mapping[str, str], _: str | None) -> str:
-        return pages.node_html(run, parts["name"], nav)
+    return endpoint
 
-    def station(name: str) -> MakesPage:
-        return lambda run, nav, parts, scorer: place.station_html(run, name, nav, parts.get("key", ""))
 
-    json, run_pages = "application/json", "/run/{run}"
-    routes = [
-        Route("/", text_of(lambda request: place.home_html(shelf))),
-        Route("/runs", text_of(lambda request: place.runs_html(shelf, request.query_params))),
-        Route("/jobs", text_of(lambda request: acting.jobs_html())),
-        Route("/jobs/{number:int}", text_of(lambda request: acting.job_html(request.path_params["number"]))),
-        Route("/jobs/{number:int}/data", text_of(lambda request: acting.job_data(request.path_params["number"]), json)),
-        Route("/words", text_of(lambda request: place.words_html())),
-        Route(f"{run_pages}/", of_run("record", report(pages.report_html))),
-        Route(f"{run_pages}/trees", trees),
-        Route(f"{run_pages}/changed", changed),
-        Route(f"{run_pages}/data", of_run("record", report(pages.report_data), json)),
-        Route(f"{run_pages}/data/tree/{{name:path}}", of_run("record", tree(pages.tree_data), json)),
-        Route(f"{run_pages}/tree/{{name:path}}", of_run("record", tree(pages.tree_html))),
-        Route(f"{run_pages}/node/{{name}}", of_run(NODE, node)),
-        *(Route(f"{run_pages}/{name}{key}", of_run(name, station(name))) for name in STATIONS for key in ("", "/{key}")),
-        *(act_routes(acting, of_run, _page) if shown.act else []),
-    ]
-    return Starlette(routes=routes, exception_handlers={404: missing}, lifespan=lifespan)
+def _trees(run: Run, nav: Nav, request: Request, scorer: str | None) -> str:
+    number = request.query_params.get("page", "1")
+    return pages.trees_html(run, nav, int(number) if number.isdecimal() and len(number) < 9 else 1)
+
+
+def _tree(make: Callable[..., str]) -> MakesPage:
+    return lambda run, nav, request, scorer: make(run, request.path_params["name"], nav, scorer)
+
+
+def _node(run: Run, nav: Nav, request: Request, scorer: str | None) -> str:
+    return pages.node_html(run, request.path_params["name"], nav)
+
+
+def _station(name: str) -> MakesPage:
+    return lambda run, nav, request, scorer: place.station_html(run, name, nav, request.path_params.get("key", ""))
 
 
 def _page(refused: RefusedRequestError, path: str = "") -> Response:
@@ -261,7 +275,7 @@ def address(host: str, listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
 
 
-def serve_pages(shown: Shown, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+def serve_pages(shown: ServedRuns, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
     """Serve the pages until Ctrl-C. Port 0 takes a free one; the address is printed.
 
     An empty ``token`` has one made up, which is then part of the address.
