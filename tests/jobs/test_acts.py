@@ -66,23 +66,26 @@ def test_what_cannot_be_done_is_one_sentence(run: Path, name: str, given: dict[s
     assert "\n" not in str(told.value)
 
 
+def one_reply(run: Run) -> str:
+    """A failed attempt of one reply, whose id this is."""
+    run.add_tree("t", {"id": "t"})
+    node = make_node("t", None, 0, "user", "do it")
+    reply = make_node("t", node.id, 1, "assistant", "no")
+    run.add(node, reply, AttemptRecord(reply.id, "t", outcome=False))
+    return reply.id
+
+
 def test_a_run_that_was_made_elsewhere_starts_nothing(tmp_path: Path) -> None:
     config = {**RolloutConfig(model="python:evil:agent", env="household").to_json(), "sampling": {}}
     with Run.create(tmp_path / "run", config, trusted=False) as run:
-        run.add_tree("t", {"id": "t"})
-        node = make_node("t", None, 0, "user", "do it")
-        reply = make_node("t", node.id, 1, "assistant", "no")
-        run.add(node, reply, AttemptRecord(reply.id, "t", outcome=False))
+        reply = one_reply(run)
     with pytest.raises(UserError, match="made elsewhere"):
-        act_of("fork", tmp_path / "run", {"node": reply.id})
+        act_of("fork", tmp_path / "run", {"node": reply})
 
 
 def test_a_run_that_names_no_agent_is_not_played(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
-        run.add_tree("t", {"id": "t"})
-        node = make_node("t", None, 0, "user", "do it")
-        reply = make_node("t", node.id, 1, "assistant", "no")
-        run.add(node, reply, AttemptRecord(reply.id, "t", outcome=False))
+        reply = one_reply(run)
     with pytest.raises(UserError, match="nothing to continue with"):
-        act_of("fork", tmp_path / "run", {"node": reply.id})
+        act_of("fork", tmp_path / "run", {"node": reply})
     assert act_of("why", tmp_path / "run", {}).words[0] == "why"  # it compares what is there

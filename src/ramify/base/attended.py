@@ -39,6 +39,8 @@ class _Attended:
     parent = 0
     tokens = seconds = 0.0
     facts: Callable[[], Mapping[str, Any]] = staticmethod(dict)
+    counted: Mapping[str, Any] = {}  # noqa: RUF012
+    """The last facts of work whose size is known: while something is loaded, or printed, there are others."""
     ending = ""
     since = 0.0
 
@@ -93,7 +95,10 @@ def _reason() -> str:
 
 def _write() -> None:
     assert _this.folder is not None
-    state = {**_this.facts(), "tokens": REPLIES.tokens, "ending": _this.ending, "took": time.monotonic() - _this.since}
+    facts = _this.facts()
+    if facts.get("total") or not _this.counted:
+        _this.counted = facts
+    state = {**_this.counted, "tokens": REPLIES.tokens, "ending": _this.ending, "took": time.monotonic() - _this.since}
     with suppress(OSError):  # a full disk: the work itself says so
         _replace(_this.folder / STATE, state)
 

@@ -227,7 +227,7 @@ class Queue:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=log,
-                    env={**environment, VARIABLE: json.dumps(told), "RAMIFY_FIRST_LINE": "0.2"},
+                    env={**environment, VARIABLE: json.dumps(told), "RAMIFY_FIRST_LINE": "0.05"},
                     pass_fds=(handle, turn),  # so that both are held as long as it runs, also where this process is killed
                     start_new_session=True,  # a Ctrl-C for the server is not one for it
                 )
