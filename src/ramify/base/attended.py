@@ -39,7 +39,7 @@ class _Attended:
     parent = 0
     tokens = seconds = 0.0
     facts: Callable[[], Mapping[str, Any]] = staticmethod(dict)
-    counted: Mapping[str, Any] = {}  # noqa: RUF012
+    counted: Mapping[str, Any] = {}
     """The last facts of work whose size is known: while something is loaded, or printed, there are others."""
     ending = ""
     since = 0.0
