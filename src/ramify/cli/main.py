@@ -43,14 +43,12 @@ Make an agent better   improve     attempts, credit per step, training, report
                        resume      continue what was interrupted
 Serve                  serve       a model, or a gateway, for OpenAI clients
                        mcp         runs as tools of a coding agent
-Keep and convert runs  import      read traces of other tools into a run
-                       export      write a run for other tools
+Keep and convert runs  import      read other tools' traces   export  write for them
 Parts and setup        doctor      what is installed, missing or broken
                        list        name models, judges, methods, other parts
                        new         write the skeleton of a part of your own
                        check       test a part, or a method where truth is known
-                       repro       reproduce a method's headline result
-                       completion  print the completion script of a shell
+                       repro       reproduce a result   completion  for a shell
 
 Methods, by what they are for (`ramify list` says what each does)
 Study a checkpoint     crosscoder, implicit-advantage, cliffs, early-decision

@@ -130,6 +130,7 @@ class Acting:
             caveats=caveats,
             log=self.queue.log(number),
             source=f"/jobs/{number}/data",
+            live=not state.over,
             form_token=self.token if self.allowed else "",
         )
 

@@ -565,7 +565,7 @@ def base_of(nav: Nav | None) -> str:
 
 def page(template: str, title: str, nav: Nav | None, **values: Any) -> str:
     """A page of a template; with ``nav`` one that is served. What is in ``values`` is escaped, but for our own markup."""
-    values = {"data": None, "title": title, "nav": nav, "base": base_of(nav), **values}
+    values = {"data": None, "title": title, "nav": nav, "base": base_of(nav), "live": False, **values}
     values["script"] = markup(script()) if values["data"] is not None or nav is not None else None
     policy = content_policy(nav is not None, bool(values.get("form_token")))
     return _templates().get_template(template).render(policy=policy, job_script=markup(job_script()), **values)
