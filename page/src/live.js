@@ -2,12 +2,12 @@
 
 const OFTEN = 2000, SELDOM = 15000, CALM = 150;
 
-export function follow(source, said, take) {
+export function follow(base, source, said, take) {
   let version = null, calm = 0;
   async function look() {
     try {
       if (!document.hidden) {
-        const answer = await fetch("/changed", { cache: "no-store" });
+        const answer = await fetch(`${base}/changed`, { cache: "no-store" });
         if (!answer.ok) throw new Error(String(answer.status));
         const now = await answer.text();
         calm = now === version ? calm + 1 : 0;

@@ -3,6 +3,7 @@
 
 import { command, h, put } from "./dom.js";
 import { Tree } from "./model.js";
+import { listed } from "./runs.js";
 import { TreeView } from "./tree.js";
 import { showStep } from "./panel.js";
 import { sideBySide } from "./compare.js";
@@ -25,7 +26,7 @@ class Explorer {
   show(data) {
     const before = this.view;
     this.run = data.run || this.page.run;
-    this.node = this.page.served && !data.run;
+    this.node = data.run ? "" : this.page.base;
     this.tree = new Tree(data);
     this.panel = h("div", { class: "panel", tabindex: "0", role: "region", "aria-label": "the chosen step" });
     this.pair = h("div", { class: "sides", hidden: true });
@@ -72,11 +73,13 @@ class Explorer {
 
 // The data of the page, its table of tasks, and an explorer for each tree in it, made when it first comes into view.
 function start() {
+  for (const code of document.querySelectorAll("code[data-copy]")) code.replaceWith(command(code.textContent));
+  const runs = document.querySelector("[data-runs]");
+  if (runs) listed(runs);
   const block = document.getElementById("data");
   if (!block) return;
   let data = JSON.parse(block.textContent);
   document.documentElement.classList.add("scripted");
-  for (const code of document.querySelectorAll("code[data-copy]")) code.replaceWith(command(code.textContent));
   const explorers = new Map();
   const make = (box) => {
     const at = Number(box.getAttribute("data-tree"));
@@ -93,7 +96,7 @@ function start() {
   const table = document.querySelector("[data-tasks]");
   const link = (row) => {
     const at = data.trees.findIndex((tree) => tree.name === row.name);
-    return at >= 0 && boxes.length ? `#tree-${at}` : data.served ? `/tree/${encodeURIComponent(row.name)}` : "";
+    return at >= 0 && boxes.length ? `#tree-${at}` : data.base ? `${data.base}/tree/${encodeURIComponent(row.name)}` : "";
   };
   const tasks = table && data.tasks ? new Tasks(table, data.tasks, link) : null;
 
@@ -110,8 +113,8 @@ function start() {
 
   if (data.source && location.protocol.startsWith("http")) {
     const status = h("span", { class: "soft", role: "status" });
-    document.querySelector("nav").append(status);
-    follow(data.source, (text) => put(status, text), (fresh) => {
+    document.querySelector("nav:last-of-type").append(status);
+    follow(data.base, data.source, (text) => put(status, text), (fresh) => {
       for (const [at, explorer] of explorers) {
         const now = fresh.trees.find((tree) => tree.name === data.trees[at].name);
         if (now && JSON.stringify(now) !== JSON.stringify(data.trees[at])) {

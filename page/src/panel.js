@@ -86,14 +86,15 @@ export function table(head, rows) {
 const numbers = (rows) => table(["number", "value", "what it is"], rows);
 
 function commands(choice, before, page) {
-  const id = choice.ids[0] || "", run = quoted(page.run);
+  const id = choice.ids[0] || "", run = quoted(page.run), { plays } = page.tree;
   return [
-    h("div", { class: "soft" }, "sample this step and all after it anew"), command(`ramify fork ${run} ${id.slice(0, 12)}:0 --n 32`),
-    h("div", { class: "soft" }, "change something here (edit.json), with a control"), command(`ramify fork ${run} ${id.slice(0, 12)} --edit edit.json --n 32`),
+    h("div", { class: "soft" }, "sample this step and all after it anew"), command(`ramify fork ${run} ${id.slice(0, 12)}:0 --n 32${plays}`),
+    h("div", { class: "soft" }, "change something here (edit.json), with a control"), command(`ramify fork ${run} ${id.slice(0, 12)} --edit edit.json --n 32${plays}`),
     h("div", { class: "soft" }, "which step lost it"), command(`ramify why ${run} ${id.slice(0, 12)}`),
     h("div", { class: "soft" }, "which part of what it was shown caused this step; which token of it was a fork"),
-    command(`ramify why ${run} ${id.slice(0, 12)} --context`), choice.inside ? command(`ramify why ${run} ${id.slice(0, 12)} --tokens`) : "",
-    page.node ? h("p", null, h("a", { href: `/node/${id}` }, "its whole path")) : "",
+    command(`ramify why ${run} ${id.slice(0, 12)} --context${plays}`), choice.inside ? command(`ramify why ${run} ${id.slice(0, 12)} --tokens${plays}`) : "",
+    plays ? h("p", { class: "soft" }, "This run does not name who plays: put what it is for MODEL and ENV.") : "",
+    page.node ? h("p", null, h("a", { href: `${page.node}/node/${id}` }, "its whole path")) : "",
     h("p", { class: "soft" }, `node${choice.ids.length > 1 ? "s" : ""} ${choice.ids.slice(0, 6).map((one) => one.slice(0, 12)).join(", ")}${choice.ids.length > 6 ? ", \u2026" : ""}`),
   ];
 }

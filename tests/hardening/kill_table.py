@@ -6,7 +6,7 @@ fails test_kills.py; so does one that writes and is listed under READS.
 
 from __future__ import annotations
 
-from verb_jobs import Serve, ServeComposer, ServeWorld, Verb
+from verb_jobs import Serve, ServeComposer, ServePages, ServeWorld, Verb
 
 WORDS = "--model {parts}:wander --out run --json"
 FORKED = "--model hf:{in}/tuned --verifier {parts}:begins_well --truncated graded"
@@ -273,6 +273,7 @@ JOBS: dict[str, Verb] = {verb.name: verb for verb in VERBS}
 #: Commands that only read: they leave every file as it is, which a test runs them for.
 READERS: tuple[Verb, ...] = (
     Verb("show run --json", after="rollout"),
+    ServePages("ui . --port {port}", after="rollout"),
     Verb("list env --json"),
     Verb("completion bash"),
     Verb("doctor --json"),
@@ -313,9 +314,10 @@ READERS: tuple[Verb, ...] = (
 _OF_A_MEMORY = "learn recall show review"
 _OF_A_KERNEL = "diagnose search explain tune"
 ELSEWHERE = {
+    *("mcp", "ui"),
     *(f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()),
     *(f"kernel-search {verb}" for verb in _OF_A_KERNEL.split()),
 }
 """Commands whose one file is a log of their own with transactions of its own (tests/methods/earned_code_memory/test_memory.py
-kills its writers), and those whose records are measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search;
-what was committed is taken over)."""
+kills its writers), whose jobs are other commands (tests/jobs/test_queue.py kills them and their server), and whose records are
+measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search; what was committed is taken over)."""

@@ -24,7 +24,7 @@ from ramify.trace.foreign import IMPORTED
 from ramify.trace.node import Score, make_node
 from ramify.web import connection
 from ramify.web.limits import MAX_BODY
-from ramify.web.server import guarded_pages, open_server
+from ramify.web.server import ServedRuns, guarded_pages, open_server
 
 TOKEN = "t0ken-of-sixteen-or-more"
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving(folder: Path, host: str = "127.0.0.1", token: str | None = None) -> Iterator[int]:
     """The port of a server of the pages of ``folder``."""
-    with raw_client.serving(guarded_pages(folder, host, token)) as found:
+    with raw_client.serving(guarded_pages(ServedRuns.of(folder), host, token)) as found:
         yield found
 
 
@@ -53,7 +53,7 @@ def port(folder: Path) -> Iterator[int]:
         yield found
 
 
-def get(port: int, path: str = "/trees", **headers: str) -> tuple[int, bytes]:
+def get(port: int, path: str = "/run/run/trees", **headers: str) -> tuple[int, bytes]:
     """Status and whole answer of a GET; header names with ``_`` for ``-``."""
     given = {"host": "127.0.0.1"} | {name.replace("_", "-"): value for name, value in headers.items()}
     lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
@@ -61,7 +61,7 @@ def get(port: int, path: str = "/trees", **headers: str) -> tuple[int, bytes]:
     return int(answer.split(b" ", 2)[1]), answer
 
 
-GOOD = b"GET /trees HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n\r\n"
+GOOD = b"GET /run/run/trees HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n\r\n"
 PARTS = (
     b"\x00",
     b"\r\n\r\n",
@@ -79,7 +79,7 @@ PARTS = (
     b"Expect: 100-continue\r\n",
     b"HTTP/9.9",
     b"GET /%00%ff%zz HTTP/1.1\r\n",
-    b"GET /node/%ed%a0%80 HTTP/1.1\r\n",
+    b"GET /run/run/node/%ed%a0%80 HTTP/1.1\r\n",
     b"POST / HTTP/1.1\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00",
@@ -87,7 +87,7 @@ PARTS = (
     b"GET " + b"/a" * 40_000 + b" HTTP/1.1\r\n",
     b"Cookie: " + b"a=b;" * 900 + b"\r\n",
     b"Origin: null\r\n",
-    b"GET /tree/../../etc/passwd HTTP/1.1\r\n",
+    b"GET /run/run/tree/../../etc/passwd HTTP/1.1\r\n",
     b"5\r\nhello\r\n0\r\n\r\n",
     b"ffffffffffffffff\r\n",
 )
@@ -164,7 +164,7 @@ def test_large_bodies_are_refused(port: int, size: str) -> None:
 @pytest.mark.parametrize("token", ["short", "with space in the middle", "semi;colon-and-more-text", "ümlaut-and-sixteen-more"])
 def test_a_token_that_is_none(folder: Path, token: str) -> None:
     with pytest.raises(UserError, match="letters and digits"):
-        open_server(guarded_pages(folder, token=token))
+        open_server(guarded_pages(ServedRuns.of(folder), token=token))
 
 
 class Incomparable(str):
@@ -192,10 +192,10 @@ def test_tokens_are_compared_in_constant_time(folder: Path, monkeypatch: pytest.
 
 def test_a_bind_beyond_this_machine_needs_a_token(folder: Path) -> None:
     with pytest.raises(UserError, match="without a token"):
-        open_server(guarded_pages(folder, "0.0.0.0"))
+        open_server(guarded_pages(ServedRuns.of(folder), "0.0.0.0"))
     with serving(folder, "0.0.0.0", TOKEN) as port:
         assert get(port)[0] == 401
-        assert b"hello" not in get(port, "/tree/t")[1]
+        assert b"hello" not in get(port, "/run/run/tree/t")[1]
         for wrong in (TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "", "\xff"):
             assert get(port, authorization=f"Bearer {wrong}")[0] == 401
             assert get(port, cookie=f"ramify_token={wrong}")[0] == 401

@@ -338,6 +338,21 @@ class ServeComposer(Serve):
     MODEL = "composer"
 
 
+class ServePages(Serve):
+    """The pages of all runs, which a reader opens."""
+
+    def _ask(self, port: int) -> None:
+        for path in ("", "runs", "words", "run/run/", "run/run/why"):
+            while True:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as reply:
+                        assert reply.status == 200
+                        break
+                except urllib.error.URLError:
+                    time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class ServeWorld(Serve):
     """A simulated environment that keeps its answers; what a client was answered is in the run."""
 

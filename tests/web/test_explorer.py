@@ -15,7 +15,7 @@ from web_sample import make_run
 from ramify.trace.db import Run
 from ramify.trace.node import Provenance, Score, make_node
 from ramify.web.pages import report_html, tree_html
-from ramify.web.server import guarded_pages, open_server
+from ramify.web.server import ServedRuns, guarded_pages, open_server
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
@@ -172,7 +172,7 @@ def test_tasks_are_filtered_and_sorted(browser: Any, report: Path) -> None:
 
 def test_a_page_follows_a_run_that_grows(browser: Any, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", updates=1, tasks=1)
-    server, listener = open_server(guarded_pages(folder))
+    server, listener = open_server(guarded_pages(ServedRuns.of(folder)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -180,7 +180,7 @@ def test_a_page_follows_a_run_that_grows(browser: Any, tmp_path: Path) -> None:
             name = run.trees()[-1].name
             start = next(node for node in run.nodes(name) if node.role == "user")
         faults: list[str] = []
-        page = opened(browser, f"http://127.0.0.1:{listener.getsockname()[1]}/tree/{name}", faults)
+        page = opened(browser, f"http://127.0.0.1:{listener.getsockname()[1]}/run/run/tree/{name}", faults)
         page.locator("g.choice").nth(1).click()
         chosen = page.locator(".panel h4").first.inner_text()
         with page.expect_response(lambda answer: answer.url.endswith("/changed")):

@@ -15,10 +15,18 @@ import pytest
 from web_hostile import PAYLOADS, all_in_one
 from web_sample import make_run
 
+from ramify.base import codec
 from ramify.cli.main import main
+from ramify.jobs.why.answer import Why
+from ramify.jobs.why.records import Chance, StepChance
+from ramify.render.result import Folded, Section, table, to_data
 from ramify.trace.db import Run
+from ramify.trace.node import Finding, KeptResult
 from ramify.web.pages import message_html, node_html, report_html, script, tree_html, trees_html
-from ramify.web.server import guarded_pages, open_server
+from ramify.web.place import home_html, runs_html, station_html, words_html
+from ramify.web.server import ServedRuns, guarded_pages, open_server
+from ramify.web.shelf import Shelf
+from ramify.web.way import STATIONS, nav_of
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
@@ -26,7 +34,7 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "nav", "a", "header", "section", "h1", "h2", "h3", "h4", "p"),
     *("div", "span", "pre", "figure", "details", "summary", "table", "thead", "tbody", "tr", "th", "td"),
-    *("svg", "desc", "g", "path", "rect", "circle", "text", "code"),
+    *("ol", "li", "strong", "svg", "desc", "g", "path", "rect", "circle", "text", "code"),
 }
 FOREIGN = "script:not([type='application/json']):not(:last-of-type), iframe, img, object, embed, form, base, link"
 """What no page holds but for its own script, which comes last."""
@@ -64,7 +72,7 @@ class Inert(HTMLParser):
                 "data",
             ):
                 self.found.append(f"{tag} {name}={value}")
-            if name == "href" and not (value or "").startswith(("#step-", "/")):
+            if name == "href" and not (value or "").startswith(("#step-", "#content", "/")):
                 self.found.append(f"{tag} href={value}")
             if name == "href" and (value or "").startswith("//"):
                 self.found.append(f"{tag} href={value}")
@@ -82,13 +90,38 @@ class Inert(HTMLParser):
         self.found.append(f"<![{data[:20]}")
 
 
+def hostile_results(run: Run, twist: Callable[[str], str]) -> None:
+    """What verbs store, with hostile texts wherever a text may stand: a whole answer, a damaged one, a method's findings."""
+    name = run.trees()[0].name
+    leaf = next(node.id for node in run.nodes(name) if node.role == "assistant")
+    chance = Chance(0.25, (0.1, 0.5), 1, 4)
+    steps = (StepChance(leaf, twist("go"), chance),)
+    why = Why(
+        name, leaf, False, "step", twist("Lost at `go`."), chance, chance, leaf, twist("go"), steps=steps, caveats=(twist("x"),)
+    )
+    for maker, evidence in (("why", codec.to_json(why)), ("why --context", {twist("x"): twist("y")}), (twist("m"), {})):
+        run.conclude(maker, [Finding(twist("f"), maker, twist("why"), leaf, 0, twist("do"), 0.5, twist("u"), evidence)])
+    sections = to_data(
+        [Section.of(twist("t"), twist("`p`"), table((twist("h"),), [(twist("c"),)]), Folded(twist("f"), twist("g")))]
+    )
+    for maker in ("fix", "test", twist("other")):
+        run.add(KeptResult(maker, {"caveats": [twist("x")]}, sections))
+    run.commit()
+
+
 def pages(folder: Path, twist: Callable[[str], str]) -> list[str]:
-    with Run.open(make_run(folder, updates=2, tasks=1, attempts=4, twist=twist)) as run:
+    name = f"run {twist('x')}".replace("/", "")[:200].encode()[:240].decode(errors="ignore").replace("\0", "")
+    shelf = Shelf(folder)
+    with Run.open(make_run(folder / name, updates=2, tasks=1, attempts=4, twist=twist), write=True) as run:
+        hostile_results(run, twist)
+        nav = nav_of(run, name, "record")
         name = run.trees()[0].name
         leaf = run.tree(name).leaves()[0].id
         return [
-            report_html(run), report_html(run, served=True), tree_html(run, name), trees_html(run), node_html(run, leaf),
-            message_html(twist("x"), twist("y")),
+            report_html(run), report_html(run, nav), tree_html(run, name), trees_html(run, nav), node_html(run, leaf, nav),
+            message_html(twist("x"), twist("y")), home_html(shelf), words_html(),
+            runs_html(shelf, {"state": twist("x"), "page": twist("y")}),
+            *(station_html(run, station, nav) for station in STATIONS),
         ]  # fmt: skip
 
 
@@ -103,10 +136,10 @@ def test_payloads_are_inert(tmp_path: Path, third: int) -> None:
     for page in pages(tmp_path / "run", lambda text: text + " ".join(batch)):
         read = Inert(page)
         assert read.found == []
-        assert len(read.scripts) in (0, 2)
-        if read.scripts:
-            block, own = read.scripts
-            assert own.strip() == script().strip()
+        assert len(read.scripts) in (1, 2)
+        *data, own = read.scripts
+        assert own.strip() == script().strip()
+        for block in data:
             assert not set("<>&'") & set(block)
             assert json.loads(block)["trees"]
         assert [payload for payload in batch if set("<\"'") & set(payload) and payload in page] == []
@@ -189,14 +222,16 @@ def test_nothing_happens_on_served_and_exported_pages(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", updates=2, tasks=1, attempts=4, twist=all_in_one)
     assert main(["export", str(run), str(tmp_path / "export.html")]) == 0
     assert main(["show", str(run), "--html", str(tmp_path / "show.html")]) == 0
-    with Run.open(run) as opened:
+    with Run.open(run, write=True) as opened:
+        hostile_results(opened, all_in_one)
         name = opened.trees()[0].name
         node = opened.tree(name).leaves()[0].id
-    server, listener = open_server(guarded_pages(run))
+    server, listener = open_server(guarded_pages(ServedRuns(run.parent)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     origin = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    urls = [f"{origin}/{path}" for path in ("", "trees", f"tree/{quote(name)}", f"node/{node}", quote("".join(PAYLOADS[:20])))]
+    own = ("", "trees", f"tree/{quote(name)}", f"node/{node}", *STATIONS)
+    urls = [f"{origin}/run/run/{path}" for path in own] + [f"{origin}/{path}" for path in ("runs", quote("".join(PAYLOADS[:20])))]
     urls += [(tmp_path / file).as_uri() for file in ("export.html", "show.html")]
     dialogs: list[str] = []
     requests: list[str] = []

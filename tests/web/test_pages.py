@@ -15,10 +15,12 @@ from ramify.base.errors import UserError
 from ramify.stats.intervals import paired_proportions
 from ramify.trace.db import Run
 from ramify.trace.node import Finding
-from ramify.web.pages import interesting, node_html, report_html, run_name, script, tree_html, trees_html
+from ramify.web.pages import interesting, node_html, report_html, script, tree_html, trees_html
 from ramify.web.steps import merged, read_tree
+from ramify.web.way import Nav, run_name
 
 SOURCE = Path(ramify.__file__).parent
+NAV = Nav("record", "run", "/run/run")
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
@@ -98,14 +100,14 @@ def test_other_pages(run: Run) -> None:
     page = Balanced(tree_html(run, name))
     assert {f"step-{step.id}" for step in tree.steps} <= set(page.ids)
     leaf = tree.ends[0]
-    text = Balanced(node_html(run, leaf.id[:10])).words
+    text = Balanced(node_html(run, leaf.id[:10], NAV)).words
     assert "A_ec" in text
     assert "Find the key" in text
-    assert all(info.name in Balanced(trees_html(run)).words for info in run.trees())
+    assert all(info.name in Balanced(trees_html(run, NAV)).words for info in run.trees())
     with pytest.raises(UserError, match="did you mean 'ours-0000/task-0'"):
         tree_html(run, "ours-0000/task-00")
     with pytest.raises(UserError, match="no node 'zz'"):
-        node_html(run, "zz")
+        node_html(run, "zz", NAV)
 
 
 def test_steps_follow_the_stored_tree(run: Run) -> None:

@@ -34,6 +34,8 @@ class RunningReplies:
     def __init__(self) -> None:
         self.running = 0
         """Replies that were begun and are not ended."""
+        self.given = 0
+        """Tokens of the prompts of replies that ended."""
         self._sampled = 0
         self._models: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
         """Models that count themselves, each with its count when its last reply ended: what stays of it when it is gone."""
@@ -64,6 +66,11 @@ class RunningReplies:
     def sampled(self) -> int:
         """Tokens sampled so far, also those of replies that run where their model tells."""
         return self._sampled + sum(int(model.stats.sampled_tokens) for model in list(self._models))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompts and of what was sampled."""
+        return self.given + self.sampled
 
 
 REPLIES = RunningReplies()

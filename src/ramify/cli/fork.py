@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from ramify.base.errors import UserError
 from ramify.base.files import read_small
@@ -16,9 +16,6 @@ from ramify.kit import Effects, ForkEnv, ForkModel, RunArgument, Trust, Verbs, a
 from ramify.render.terminal import progress
 from ramify.rollout import fork as job
 from ramify.rollout.fork import ForkResult, ForksCompared
-
-if TYPE_CHECKING:
-    from ramify.rollout.attempts import Attempt
 
 app = Verbs("fork")
 
@@ -61,7 +58,6 @@ def fork(
         raise UserError("--edit: two files have the same name, which would name two rows of the table")
     if len(changes) > 1 and after != "resample":
         raise UserError(f"--after {after} goes with one --edit")
-    from ramify.rollout.attempts import Success
     from ramify.rollout.stored import named_components, open_episodes, other_agent
     from ramify.trace.db import Run
 
@@ -75,22 +71,18 @@ def fork(
     ):
         arms = len(changes) + 1 if changes else 1
         bar.begin(n * arms if after == "resample" else 1, 0, "", "continuations")
-        success = Success()
-
-        def on_attempt(attempt: Attempt) -> None:
-            success.add(attempt)
-            bar.at(success.ended, success.note)
-
-        episodes.on_attempt = on_attempt
-        others = other_agent(episodes, stored)
+        others_say = other_agent(episodes, stored)
+        first, *others = [*changes] if len(changes) > 1 else ["edited"]
+        counted = job.ArmsCounted([first, "unedited", *others] if changes else ["forked"], bar.at)
+        here = (episodes, stored.tree, task, stored.id)
         with job.interruptible(episodes, stored.id, offset, list(changes.values()), n, after) as key:
             if len(changes) > 1:
-                forks, rows = wait_for(job.compare(episodes, stored.tree, task, stored.id, changes, offset, n, key=key))
+                forks, rows = wait_for(job.compare(*here, changes, offset, n, key=key, counted=counted))
             else:
                 change = next(iter(changes.values()), None)
-                forks, rows = [wait_for(job.fork(episodes, stored.tree, task, stored.id, offset, n, change, after, key=key))], []
-    told = tuple(replace(each.told, caveats=(*each.told.caveats, *others)) for each in forks)
-    caveats = told[0].caveats if all(each.failure for each in told) else others
+                forks, rows = [wait_for(job.fork(*here, offset, n, change, after, key=key, counted=counted))], []
+    told = tuple(replace(each.told, caveats=(*each.told.caveats, *others_say)) for each in forks)
+    caveats = told[0].caveats if all(each.failure for each in told) else others_say
     return ForksCompared(told, tuple(rows), caveats=caveats) if rows else told[0]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Each is the module of its name under ramify.cli.
 VERBS = [
-    *("record", "why", "show", "fork", "fix", "improve", "rollout", "resume", "serve", "import", "export"),
+    *("record", "why", "show", "ui", "fork", "fix", "improve", "rollout", "resume", "serve", "mcp", "import", "export"),
     *("test", "doctor", "list", "new", "check", "repro", "completion"),
 ]
 FRONT = """\
@@ -34,6 +34,7 @@ use that to make the agent better.
 An agent failed        record      run any agent as it is, n times, recorded
                        why         which step lost it, what would have helped
                        show        a run in the terminal, or as web pages
+                       ui          all runs of a folder, as web pages
                        fork        change one thing at any token, sample on
                        fix         which edit helps, also at other tasks
                        test        how reliable, and whether a version differs
@@ -41,14 +42,13 @@ Make an agent better   improve     attempts, credit per step, training, report
                        rollout     play tasks with any agent, keep the trees
                        resume      continue what was interrupted
 Serve                  serve       a model, or a gateway, for OpenAI clients
-Keep and convert runs  import      read traces of other tools into a run
-                       export      write a run for other tools
+                       mcp         runs as tools of a coding agent
+Keep and convert runs  import      read other tools' traces   export  write for them
 Parts and setup        doctor      what is installed, missing or broken
                        list        name models, judges, methods, other parts
                        new         write the skeleton of a part of your own
                        check       test a part, or a method where truth is known
-                       repro       reproduce a method's headline result
-                       completion  print the completion script of a shell
+                       repro       reproduce a result   completion  for a shell
 
 Methods, by what they are for (`ramify list` says what each does)
 Study a checkpoint     crosscoder, implicit-advantage, cliffs, early-decision
@@ -121,6 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if argv is None:
         interrupt.watch(_leave)
+        if "RAMIFY_ATTENDED" in os.environ:
+            from ramify.base import attended  # help starts faster without it
+
+            attended.attend()
     try:
         code = run(words)
         sys.stdout.flush()

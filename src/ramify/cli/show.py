@@ -63,9 +63,11 @@ def show(
         raise UserError("--beside goes with --web or --html")
     other = None if beside is None else find_run(beside)
     if web:
-        from ramify.web.server import serve_run
+        from ramify.web.limits import is_loopback
+        from ramify.web.server import ServedRuns, serve_pages
 
-        serve_run(folder, host, port, os.environ.get(TOKEN, "") if token else None, scorer, other)
+        shown = ServedRuns.of(folder, scorer, other, alone=not is_loopback(host))
+        serve_pages(shown, host, port, os.environ.get(TOKEN, "") if token else None)
         return None
     if html is not None:
         write_report(folder, html, scorer, other)

@@ -18,7 +18,7 @@ from ramify.stats.intervals import Interval, wilson
 from ramify.trace.db import Run
 from ramify.trace.failures import failures
 from ramify.trace.node import Annotation, Finding
-from ramify.trace.outcome import NOBODY, settled, successes, undecided
+from ramify.trace.outcome import NOBODY, Decider, settled, successes, undecided
 
 LAST = 5
 """How many updates (or names of trees) are shown."""
@@ -184,23 +184,16 @@ def summarise(run: Run, scorer: str | None = None) -> RunSummary:
     updates = () if arm is None else tuple(update for update in run.memo("update", UpdateReport).values() if update.arm == arm)
     result = run.memo("result", Improved).get("improve")
     deciding = settled(run, scorer)
-    outcomes = [entry.outcome for entry in run.memo("attempt", AttemptEntry).values()] if scorer is None else []
-    scored = [outcome for outcome in outcomes if outcome is not None]
-    known = [(fork, success) for fork, success in successes(run, deciding) if success is not None]
-    if not outcomes and not evals and not updates:
-        scored = [success for fork, success in known if not fork]
-    forked = [success for fork, success in known if fork]
+    attempts, forks = counted(run, deciding, scorer is None, not evals and not updates)
     failed = failures(run)
-    chosen = next(iter(run.journal("tree")), None)  # the trees of a selector: their attempts are no independent samples
-    interval = wilson(sum(scored), len(scored)) if scored and chosen is None else None
     reasons = len(failed.reasons), failed.attempts, failed.counted, failed.sentence()
     return RunSummary(
         run=str(run.folder),
         ramify=run.meta.get("ramify"),
         kind=run.kind,
         config=run.meta.get("config"),
-        attempts=CountedAttempts(sum(scored), len(scored), interval) if scored else None,
-        forks=CountedAttempts(sum(forked), len(forked)) if forked else None,
+        attempts=attempts,
+        forks=forks,
         scorers=tuple(undecided(run)) if deciding is NOBODY else (),
         failed=FailedAttempts(*reasons) if failed.reasons else None,
         findings=tuple(run.findings()),
@@ -214,6 +207,24 @@ def summarise(run: Run, scorer: str | None = None) -> RunSummary:
         updates=updates,
         spent=_spent(updates, evals),
     )
+
+
+def counted(
+    run: Run, deciding: Decider, journal: bool = True, trees: bool = True, forks: bool = True
+) -> tuple[CountedAttempts | None, CountedAttempts | None]:
+    """Attempts and forks of a run, and how many succeeded; None where none has an outcome. What the ``journal`` says of attempts
+    counts before what ``deciding`` says of the ``trees``. Without ``forks`` these are not looked for."""
+    outcomes = [entry.outcome for entry in run.memo("attempt", AttemptEntry).values()] if journal else []
+    scored = [outcome for outcome in outcomes if outcome is not None]
+    wanted = forks or (trees and not outcomes)
+    known = [(fork, success) for fork, success in successes(run, deciding) if success is not None] if wanted else []
+    if not outcomes and trees:
+        scored = [success for fork, success in known if not fork]
+    forked = [success for fork, success in known if fork]
+    chosen = next(iter(run.journal("tree")), None)  # the trees of a selector: their attempts are no independent samples
+    interval = wilson(sum(scored), len(scored)) if scored and chosen is None else None
+    attempts = CountedAttempts(sum(scored), len(scored), interval) if scored else None
+    return attempts, CountedAttempts(sum(forked), len(forked)) if forked else None
 
 
 def _credited(run: Run) -> Iterable[CreditedSteps]:

@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 def sections_of(run: Run) -> dict[str, tuple[Section, ...]]:
     """Sections by the verb they are of. A run of a method whose module ``views`` has ``sections(run)`` shows these, finished or
     not."""
-    by_maker = {kept.maker: (*_sections(run, kept), *_caveats(kept)) for kept in run.results()}
+    by_maker = {kept.maker: sections_of_kept(run, kept) for kept in run.results()}
     live = tuple(_live(run))
     return (
         {run.kind: live, **{maker: sections for maker, sections in by_maker.items() if maker != run.kind}} if live else by_maker
     )
+
+
+def sections_of_kept(run: Run, kept: KeptResult) -> tuple[Section, ...]:
+    """Sections of one result, and what its verb said on standard error."""
+    return (*_sections(run, kept), *_caveats(kept))
 
 
 def _sections(run: Run, kept: KeptResult) -> tuple[Section, ...]:

@@ -14,12 +14,12 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from ramify.base import codec
+from ramify.base import attended, codec
 from ramify.base.errors import InterruptedRunError
 from ramify.base.interrupt import interrupted, interruptible
 from ramify.base.progress import REPLIES, SILENT, Progress
 from ramify.base.words import plural
-from ramify.render.result import Result, to_text
+from ramify.render.result import Result, to_data, to_text
 from ramify.render.text import sanitize
 
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -38,6 +38,7 @@ def quiet(as_json: bool) -> Iterator[None]:
 def show(result: Result, as_json: bool) -> None:
     """Print what a verb found: its JSON, or the text of its sections; its caveats on standard error."""
     emit(result.to_json() if as_json else {}, as_json, "" if as_json else to_text(result.sections()))
+    attended.concluded(lambda: {"sections": to_data(result.sections()), "caveats": list(result.caveats)})
     for caveat in result.caveats:
         say(f"warning: {caveat}")
 
@@ -150,13 +151,13 @@ class _Told(Progress):
         """How much of how much, how fast, how long still, and the note; what is not known is left out."""
         seconds = self.clock() - self.since
         if not self.total:  # not known yet: something is being loaded
-            return [_minutes(seconds), *self.replies()]
+            return [minutes(seconds), *self.replies()]
         rate = (self.done - self.earlier) / seconds if seconds > 0 else 0.0
         facts = [f"{short(self.done)}/{short(self.total)} {self.unit}"]
         if rate > 0:
-            facts += [f"{short(rate)}/s", f"{_minutes((self.total - self.done) / rate)} left"]
+            facts += [f"{short(rate)}/s", f"{minutes((self.total - self.done) / rate)} left"]
         else:  # nothing to reckon from yet, but time goes by
-            facts += [_minutes(seconds), *self.replies()]
+            facts += [minutes(seconds), *self.replies()]
         return [*facts, self.note] if self.note else facts
 
     def replies(self) -> list[str]:
@@ -174,6 +175,7 @@ class _Lines(_Told):
 
     def open(self) -> None:
         """From now on lines come by themselves, too."""
+        attended.showing(lambda: {name: getattr(self, name) for name in ("title", "phase", "done", "total", "unit", "note")})
         self.over = threading.Event()
         threading.Thread(target=self._tick, name="ramify-progress", daemon=True).start()
 
@@ -352,7 +354,7 @@ def _bar_or_lines(
         yield bar
 
 
-def _minutes(seconds: float) -> str:
+def minutes(seconds: float) -> str:
     """``0:07``, ``12:40``, ``3:05:00``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -224,6 +224,7 @@ async def fork(
     start: int | None = None,
     key: str = "",
     purpose: str = FORK,
+    counted: ArmsCounted | None = None,
 ) -> Fork:
     """Rewind ``tree`` to ``offset`` tokens inside ``node_id`` (default: 0 for an agent's message, its end for an observation).
 
@@ -232,7 +233,7 @@ async def fork(
     samples n unedited continuations from the same place as a control. The prefix is computed once. ``start`` is the first sample
     index: samples of one edit that are stored under it already are read, not sampled again; by default every call samples anew,
     but for one with the ``key`` of an earlier one, which continues it (:func:`interruptible`). Samples of another ``purpose`` are
-    other ones (:class:`ramify.trace.node.AttemptRecord`).
+    other ones (:class:`ramify.trace.node.AttemptRecord`). ``counted`` hears of every attempt, for who waits.
 
     Raises UserError on a place or edit that does not exist or that the model refuses, before anything is sampled to be kept, and
     NeedsError where the model lacks a capability.
@@ -254,7 +255,7 @@ async def fork(
     wanted = [WantedArm(node.id, offset, edit, key, start)]
     if edit and control:
         wanted.append(WantedArm(node.id, at, key=key and f"{key}/control", start=None if start is None else start + n))
-    edited, *controls = await arms(episodes, tree, task, wanted, n, purpose)
+    edited, *controls = await arms(episodes, tree, task, wanted, n, purpose, counted)
     return Fork(node.id, at, edit, after, edited, controls[0] if controls else None, None, plan.diff)
 
 
@@ -269,6 +270,30 @@ class WantedArm:
     start: int | None = None
 
 
+class ArmsCounted:
+    """Success of each arm while they are played: ``told`` gets how many attempts ended, and :attr:`note` for the live line."""
+
+    def __init__(self, names: Sequence[str], told: Callable[[int, str], object]) -> None:
+        """``names`` in the order of the arms: edited, unedited, further edits."""
+        self.names, self.told, self.counts = names, told, [Counts(0, 0) for _ in names]
+
+    def add(self, arm: int, attempt: Attempt) -> None:
+        """One more of the ``arm``-th has ended."""
+        self.counts[arm] += Counts.of([attempt.outcome])
+        self.told(sum(count.forks for count in self.counts), self.note)
+
+    @property
+    def note(self) -> str:
+        """``edited 5 of 8, unedited 3 of 8: +25.0 points, 95 % interval [-21.0, +60.4]``; of one arm its own interval."""
+        said = ", ".join(f"{name} {count.k} of {count.n}" for name, count in zip(self.names, self.counts, strict=True))
+        if len(self.counts) == 1 and self.counts[0].n:
+            return f"{said}, 95 % interval {percent_interval(self.counts[0].share.interval)}"
+        if len(self.counts) == 2 and all(count.n for count in self.counts):
+            row = evidence((self.counts[1].k, self.counts[1].n), {"": (self.counts[0].k, self.counts[0].n)})[0]
+            return f"{said}: {points(row.difference)} points, 95 % interval {points_interval(row.difference_interval)}"
+        return said
+
+
 async def arms(
     episodes: Episodes,
     tree: str,
@@ -277,6 +302,7 @@ async def arms(
     n: int,
     purpose: str = FORK,
     turns: int | None = None,
+    counted: ArmsCounted | None = None,
 ) -> list[Arm]:
     """``n`` continuations of each, sampled in turns, the first of every arm, then the second of every arm: what changes at a
     server with time, load or its cache changes for all arms alike. They pause after ``turns`` replies, where that is given.
@@ -295,7 +321,14 @@ async def arms(
     order = [
         (a, play) for plays in zip_longest(*(plays for _, plays in begun)) for a, play in enumerate(plays) if play is not None
     ]
-    done = await asyncio.gather(*(play() for _, play in order))
+
+    async def played_by(arm: int, play: Play) -> Attempt:
+        attempt = await play()
+        if counted is not None:
+            counted.add(arm, attempt)
+        return attempt
+
+    done = await asyncio.gather(*(played_by(a, play) for a, play in order))
     played: list[list[Attempt]] = [[] if first is None else [first] for first, _ in begun]
     for (a, _), attempt in zip(order, done, strict=True):
         played[a].append(attempt)
@@ -346,9 +379,10 @@ async def compare(
     correction: str = "holm",
     key: str = "",
     turns: int | None = None,
+    counted: ArmsCounted | None = None,
 ) -> tuple[list[Fork], list[EvidenceRow]]:
     """Several edits at one position against one control of n unedited continuations; p-values are corrected over all of them.
-    ``turns``: see :func:`arms`.
+    ``turns``: see :func:`arms`; ``counted`` hears of every attempt, for who waits.
 
     Raises UserError and NeedsError like :func:`fork`, before anything is sampled where an edit itself is wrong, and UserError
     where edits of sentences lead to different positions, which cannot share a control.
@@ -366,7 +400,7 @@ async def compare(
     at = next(iter(offsets.values()))
     wanted = [WantedArm(node.id, offset, edit, key and f"{key}/{i}") for i, edit in enumerate(checked.values())]
     wanted.insert(1, WantedArm(node.id, at, key=key and f"{key}/control"))
-    first, control, *others = await arms(episodes, tree, task, wanted, n, turns=turns)
+    first, control, *others = await arms(episodes, tree, task, wanted, n, turns=turns, counted=counted)
     forks = [
         Fork(node.id, at, edit, "resample", arm, None if i else control, None, _plan(episodes, node, at, edit).diff)
         for i, (edit, arm) in enumerate(zip(checked.values(), (first, *others), strict=True))

@@ -260,6 +260,7 @@ class Sampler:
         cached = sum(completion.cached or 0 for completion in completions)
         self._unreported = self._unreported or any(completion.cached is None for completion in completions)
         given = sum(_given_tokens(prefix, completion) for completion in completions)
+        REPLIES.given += given
         self.ledger.add(purpose, samples=n, given_tokens=given, cached_tokens=cached, sampled_tokens=sampled)
         self.budget.charge(calls=n, tokens=sampled)
         return completions

@@ -59,8 +59,11 @@ class StepTarget:
 
 def read_target(spec: str | None, recorded: Message, question: Question = SAME_DECISION) -> StepTarget:
     """``same``, ``calls:TOOL``, ``says:REGEX``, or a judge (:func:`ramify.score.judge.find_judge`; ``judge:MODEL`` is asked
-    ``question``, by default whether both decide the same); after ``not:`` the opposite. By default a step that calls a tool is taken again where that tool
-    is called, any other where the same is said. Raises UserError where there is no such target."""
+    ``question``, by default whether both decide the same); after ``not:`` the opposite.
+
+    By default a step that calls a tool is taken again where that tool is called, any other where the same is said. Raises
+    UserError where there is no such target.
+    """
     said = recorded.spoken()
     if spec is not None and spec.startswith(NOT):
         inner = read_target(spec.removeprefix(NOT), recorded, question)

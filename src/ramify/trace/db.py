@@ -584,6 +584,21 @@ class Run:
             wanted["s.leaf"] = -1 if row is None else int(row[0])
         return self._matching(AttemptRecord, None, wanted)
 
+    def purposes(self) -> list[tuple[str, str, int]]:
+        """(tree, purpose, attempts) of every purpose that attempts of a tree were made for."""
+        sql = "SELECT t.name, s.purpose, count(*) FROM attempts s JOIN trees t ON t.seq = s.tree GROUP BY s.tree, s.purpose"
+        return [(schema.name(tree), schema.name(purpose), int(n)) for tree, purpose, n in self._rows(sql)]
+
+    def token_count(self) -> int | None:
+        """Tokens of the agent's messages: those that are stored, of text alone as many as its server says; None where nobody
+        says. Tokens that a chat template closes a message with are counted."""
+        sql = (
+            "SELECT sum(coalesce(length(tokens) / 4, json_extract(data, '$.usage.completion_tokens'))) FROM nodes "
+            "WHERE role = 'assistant'"
+        )
+        count = next(self._rows(sql))[0]
+        return None if count is None else int(count)
+
     def token_values(
         self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
     ) -> list[TokenValues]:
@@ -623,6 +638,14 @@ class Run:
     def findings(self, tree: str | None = None, maker: str | None = None, node: str | None = None) -> list[Finding]:
         """Findings that match all given conditions, in order of writing; with ``tree`` none that is about the whole run."""
         return self._matching(Finding, tree, {"s.maker": maker, "n.id": node})
+
+    def makers(self) -> dict[str, int]:
+        """Who stored something that a verb found, each with how many: its findings, else its kept result."""
+        sql = "SELECT maker, count(*) FROM findings GROUP BY maker UNION ALL SELECT maker, 0 FROM results"
+        counts: dict[str, int] = {}
+        for maker, n in self._rows(sql):
+            counts[schema.name(maker)] = counts.get(maker, 0) or int(n) or 1
+        return counts
 
     def results(self, maker: str | None = None) -> list[KeptResult]:
         """What verbs returned and the run keeps, in order of writing: of one ``maker`` or all."""

@@ -30,6 +30,7 @@ from ramify.trace.path import by_message, message_of
 from ramify.trace.view import HowEnded
 from ramify.web.outline import Choice, Outline, SuccessAfter, counted
 from ramify.web.steps import ShownStep, TaskTree
+from ramify.web.way import who_plays
 
 MOST_TEXT = 20_000
 """Characters of one text that a page holds."""
@@ -159,6 +160,8 @@ class DrawnTree:
     by: str = "success"
     """What colours show at first: ``success`` or ``credit``."""
     run: str = ""
+    plays: str = ""
+    """What a command must add to continue it: who plays, where the run does not name both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,8 @@ class PageData:
     """The JSON block of a page."""
 
     run: str
-    served: bool
+    base: str
+    """Address that the served pages of the run begin with; empty in a file."""
     trees: tuple[DrawnTree, ...]
     tasks: tuple[DrawnTask, ...] | None = None
     source: str = ""
@@ -234,6 +238,7 @@ def drawn(run: Run, tree: TaskTree, found: Outline, explained: Mapping[str, Mapp
         lost=at_lost,
         drop=-1 if found.drop is None else found.drop[1],
         forks=len(tree.forks),
+        plays=who_plays(run),
         left_out=found.left_out,
         credit_scale=scale,
         by="success" if any(one.change for one in choices) or not scale else "credit",

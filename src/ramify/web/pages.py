@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -23,6 +22,7 @@ from ramify.base import codec
 from ramify.base.words import plural
 from ramify.jobs.curve import curves
 from ramify.jobs.results import EvaluatedArm, EvaluationEntry, Improved, UpdateReport
+from ramify.jobs.summary import counted
 from ramify.jobs.why.findings import MAKER as WHY
 from ramify.jobs.why.findings import NOTHING, read
 from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
@@ -48,6 +48,7 @@ from ramify.web.potentials import potential_pictures
 from ramify.web.shares import share_picture
 from ramify.web.steps import START, ShownStep, TaskTree, merged, picture_steps, read_tree, step_text
 from ramify.web.tasks import TaskRow, task_rows
+from ramify.web.way import STATIONS, Nav, StoredAnswer, answers, in_code, key_of, left_off, run_name
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -59,12 +60,20 @@ def script() -> str:
     return resources.files("ramify.web").joinpath("static", "page.js").read_text("ascii")
 
 
-def content_policy(served: bool = False) -> str:
-    """What a page may do: run this one script, by its hash, which may set no markup;
-    a served one may ask its own server for data."""
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
-    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-    policy += "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+@functools.cache
+def job_script() -> str:
+    """The script of a job's page."""
+    return resources.files("ramify.web").joinpath("static", "job.js").read_text("ascii")
+
+
+def content_policy(served: bool = False, forms: bool = False) -> str:
+    """What a page may do: run our scripts, by their hashes, which may set no markup;
+    a served one may ask its own server for data, and with ``forms`` send it a form."""
+    texts = (script(), job_script()) if served else (script(),)
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+    scripts, asked = " ".join(f"'sha256-{digest}'" for digest in digests), "self" if forms else "none"
+    policy = f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    policy += f"form-action '{asked}'; require-trusted-types-for 'script'; trusted-types 'none'"
     return policy + ("; connect-src 'self'" if served else "")
 
 
@@ -79,41 +88,44 @@ _SCANNED = 90  # trees read to choose the shown ones: enough to find a mixed one
 _PICTURED = 80  # leaves a tree picture stays readable with
 
 
-def report_html(run: Run, served: bool = False, scorer: str | None = None, beside: Run | None = None) -> str:
-    """The report of a run, finished or not. ``served`` adds links to the other pages of :mod:`ramify.web.server`.
+def report_html(run: Run, nav: Nav | None = None, scorer: str | None = None, beside: Run | None = None) -> str:
+    """The report of a run, finished or not. ``nav`` adds links to the other pages of :mod:`ramify.web.server`.
 
     ``scorer`` says which attempts succeeded, where several could; ``beside`` is another run to compare with. Raises UserError
     where nobody is called that.
     """
-    deciding = settled(run, scorer)
+    deciding, base = settled(run, scorer), base_of(nav)
     arm = own_arm(run)
     every = list(run.memo("update", UpdateReport).values())
     own = [update for update in every if update.arm == arm]
     evals = run.memo("eval", EvaluationEntry)
     result = run.memo("result", Improved).get("improve")
-    trees = _trees(run, served, deciding, beside, scorer)
+    trees = _trees(run, base, deciding, beside, scorer)
     tasks = task_rows(run, deciding, [tree["name"] for tree in trees])
     linked = {step["id"] for tree in trees for step in tree["steps"]}
     found = [finding for finding in run.findings() if finding.maker != CHANGES]
-    return _page(
+    return page(
         "report.html",
-        findings=[_finding_view(finding, served, linked) for finding in found[:MOST_FINDINGS]],
+        f"Run {run.folder.resolve().name}",
+        nav,
+        findings=[_finding_view(finding, base, linked) for finding in found[:MOST_FINDINGS]],
         left=max(0, len(found) - MOST_FINDINGS),
-        changes=None if result is None else _changes(run, result, served),
+        left_off=[] if nav is None else list(left_off(run)),
+        success=_counted(run, deciding) if not evals and not every else "",
+        changes=None if result is None else _changes(run, result, base),
         cost="" if result is None else result.cost,
         compare=_compare(run, arm, {update.arm for update in every}),
-        title=f"Run {run.folder.resolve().name}",
-        served=served,
         headline=_headline(evals),
         table=_before_after(evals, run.memo("compare", EvaluatedArm)),
         curves=_curves(every, arm),
         budget=_budget(own, evals),
         updates=_update_rows(own),
-        sections=[_markup(to_html(own, maker)) for maker, own in sections_of(run).items()],
+        sections=[markup(to_html(own, maker)) for maker, own in sections_of(run).items() if nav is None or maker == run.kind],
+        answers=[] if nav is None else stored_answers(run, nav),
         trees=trees,
         tasks=tasks,
         most_tasks=MOST_TASKS,
-        data=_markup(_data(run, served, trees, tasks)),
+        data=markup(_data(run, base, trees, tasks)),
         trained=arm_given(run) or bool(every) or bool(evals),
         beside=None if beside is None else _beside(run, beside, deciding, settled(beside, scorer)),
         abandoned=_abandoned(own),
@@ -124,14 +136,23 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None, besid
     )
 
 
-def _trees(run: Run, served: bool, deciding: Decider, beside: Run | None, scorer: str | None) -> list[dict[str, Any]]:
+def _counted(run: Run, deciding: Decider) -> str:
+    """How many attempts succeeded; empty where nobody said."""
+    attempts, _ = counted(run, deciding, forks=False)
+    if attempts is None:
+        return ""
+    interval = "" if attempts.interval is None else f", 95 % interval {_range(attempts.interval)}"
+    return f"{attempts.successes} of {attempts.n} succeeded: {percent(attempts.successes / attempts.n)}{interval}."
+
+
+def _trees(run: Run, base: str, deciding: Decider, beside: Run | None, scorer: str | None) -> list[dict[str, Any]]:
     """The trees of the report, each followed by the other run's of the same task."""
     theirs = {} if beside is None else {info.name: other.name for info, other in pairs(run, beside)}
     trees = []
     for name in interesting(run, deciding=deciding):
-        trees.append(_tree_view(run, name, served, deciding))
+        trees.append(_tree_view(run, name, base, deciding))
         if beside is not None and name in theirs:
-            other = _tree_view(beside, theirs[name], False, settled(beside, scorer))
+            other = _tree_view(beside, theirs[name], "", settled(beside, scorer))
             other["data"] = replace(other["data"], run=run_name(beside))
             trees.append(other | {"name": f"{theirs[name]} in {run_name(beside)}"})
     return trees
@@ -172,62 +193,56 @@ def _beside(run: Run, other: Run, deciding: Decider, theirs: Decider) -> dict[st
     }
 
 
-def tree_html(run: Run, name: str, served: bool = False, scorer: str | None = None) -> str:
+def tree_html(run: Run, name: str, nav: Nav | None = None, scorer: str | None = None) -> str:
     """The page of one tree. Raises UserError when there is none of that name."""
-    tree = _tree_view(run, name, served, settled(run, scorer))
-    return _page("tree.html", title=f"Tree {name}", served=served, tree=tree, data=_markup(_data(run, served, [tree])))
+    base = base_of(nav)
+    tree = _tree_view(run, name, base, settled(run, scorer))
+    return page("tree.html", f"Tree {name}", nav, tree=tree, data=markup(_data(run, base, [tree])))
 
 
-def report_data(run: Run, scorer: str | None = None, beside: Run | None = None) -> str:
+def report_data(run: Run, nav: Nav, scorer: str | None = None, beside: Run | None = None) -> str:
     """The data of the served report alone, for a page that is open while the run grows."""
     deciding = settled(run, scorer)
-    trees = _trees(run, True, deciding, beside, scorer)
-    return _data(run, True, trees, task_rows(run, deciding, [tree["name"] for tree in trees]))
+    trees = _trees(run, nav.base, deciding, beside, scorer)
+    return _data(run, nav.base, trees, task_rows(run, deciding, [tree["name"] for tree in trees]))
 
 
-def tree_data(run: Run, name: str, scorer: str | None = None) -> str:
+def tree_data(run: Run, name: str, nav: Nav, scorer: str | None = None) -> str:
     """The data of the served page of one tree alone. Raises UserError when there is none of that name."""
-    return _data(run, True, [_tree_view(run, name, True, settled(run, scorer))])
+    return _data(run, nav.base, [_tree_view(run, name, nav.base, settled(run, scorer))])
 
 
-def _data(run: Run, served: bool, trees: Sequence[Mapping[str, Any]], tasks: Sequence[TaskRow] | None = None) -> str:
+def _data(run: Run, base: str, trees: Sequence[Mapping[str, Any]], tasks: Sequence[TaskRow] | None = None) -> str:
     """What the script draws from, for its element."""
     source = "/data" if tasks is not None else f"/data/tree/{quote(trees[0]['name'], safe='')}"
     drawn_tasks = None if tasks is None else tuple(row.drawn for row in tasks)
-    data = PageData(run_name(run), served, tuple(tree["data"] for tree in trees), drawn_tasks, source if served else "")
+    drawn_trees = tuple(tree["data"] for tree in trees)
+    data = PageData(run_name(run), base, drawn_trees, drawn_tasks, base + source if base else "")
     return data_block(codec.to_json(data, lean=True))
 
 
-def run_name(run: Run) -> str:
-    """The run as commands name it: its folder, from the current one where it lies below."""
-    folder = Path(run.folder)
-    if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
-        folder = folder.relative_to(Path.cwd())
-    return visible(str(folder))
-
-
-def trees_html(run: Run, page: int = 1) -> str:
+def trees_html(run: Run, nav: Nav, at: int = 1) -> str:
     """The list of all trees of a run (served only), :data:`LISTED` a page; pages count from 1."""
     infos = run.trees()
     pages = max(1, -(-len(infos) // LISTED))
-    page = min(max(1, page), pages)
-    shown = [(tree.name, tree.group) for tree in infos[(page - 1) * LISTED : page * LISTED]]
-    return _page("trees.html", title="Trees", served=True, trees=shown, count=len(infos), page=page, pages=pages)
+    at = min(max(1, at), pages)
+    shown = [(tree.name, tree.group) for tree in infos[(at - 1) * LISTED : at * LISTED]]
+    return page("trees.html", "Trees", nav, trees=shown, count=len(infos), page=at, pages=pages)
 
 
-def node_html(run: Run, name: str) -> str:
+def node_html(run: Run, name: str, nav: Nav) -> str:
     """The page of one node, by id or the start of one (served only). Raises UserError when there is none."""
     node = run.node(name)
     path, record = run.path(node.id), by_leaf(run.attempts(leaf=node.id)).get(node.id)
     why = [annotation for annotation in run.annotations(name="why", node=node.id) if isinstance(annotation.value, Mapping)]
-    return _page(
+    return page(
         "node.html",
-        title=f"Node {node.id[:12]}",
-        served=True,
+        f"Node {node.id[:12]}",
+        nav,
         node=node,
         messages=[(message.role, message.spoken()) for message in path.messages()],
         numbers=numbers(why[0].value, meanings(run).get(why[0].maker, {})) if why else [],
-        findings=[_finding_view(finding, True, ()) for finding in run.findings(node=node.id)],
+        findings=[_finding_view(finding, nav.base, ()) for finding in run.findings(node=node.id)],
         scores=[
             (v.scorer, v.value, HowEnded(node, record, v).word if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)
         ],
@@ -237,17 +252,17 @@ def node_html(run: Run, name: str) -> str:
 def cell_html(picture: str = "", result: str = "", **values: Any) -> str:
     """What a notebook's cell shows, for :mod:`ramify.web.notebook`; ``picture`` is our own SVG, ``result`` our own HTML."""
     empty = dict.fromkeys(("lines", "head", "rows", "diff", "page", "name"), "")
-    return _templates().get_template("cell.html").render(picture=_markup(picture), result=_markup(result), **(empty | values))
+    return _templates().get_template("cell.html").render(picture=markup(picture), result=markup(result), **(empty | values))
 
 
 def message_html(title: str, text: str) -> str:
     """A page that says one sentence (an unknown tree, a refused request)."""
-    return _page("message.html", title=title, served=True, text=text)
+    return page("message.html", title, Nav(""), text=text)
 
 
-def _finding_view(finding: Finding, served: bool, linked: Collection[str]) -> dict[str, Any]:
+def _finding_view(finding: Finding, base: str, linked: Collection[str]) -> dict[str, Any]:
     node = finding.node or ""
-    href = f"#step-{node}" if node in linked else f"/node/{node}" if served and node else ""
+    href = f"#step-{node}" if node in linked else f"{base}/node/{node}" if base and node else ""
     value = "" if finding.value is None else f"{finding.value:.4g} {finding.unit}"
     found = {"maker": finding.maker, "name": finding.name, "why": in_code(finding.why), "action": in_code(finding.action)}
     return found | {"where": node[:12] or "the run", "href": href, "value": value, "evidence": _evidence(finding)}
@@ -259,14 +274,8 @@ def _why_view(finding: Finding) -> dict[str, Any]:
     return {
         "parts": in_code(finding.why),
         "command": "" if finding.action.startswith("ramify show ") else finding.action,
-        "picture": _markup(share_picture(None if why is None else why.share)),
+        "picture": markup(share_picture(None if why is None else why.share)),
     }
-
-
-def in_code(text: str) -> list[tuple[str, bool]]:
-    """``text`` in pieces, each with whether it stood between backticks."""
-    parts = text.split("`")
-    return [(part, at % 2 == 1 and at < len(parts) - 1) for at, part in enumerate(parts)]
 
 
 def _evidence(finding: Finding) -> str:
@@ -365,10 +374,10 @@ def _before_after(evals: Mapping[str, EvaluationEntry], compare: Mapping[str, Ev
     return rows
 
 
-def _changes(run: Run, result: Improved, served: bool) -> dict[str, Any]:
+def _changes(run: Run, result: Improved, base: str) -> dict[str, Any]:
     """What the agent does otherwise since training, as the first lines say it."""
     found = run.findings(maker=CHANGES)
-    states = [(in_code(one.why), f"/node/{one.node}" if served and one.node else "") for one in found]
+    states = [(in_code(one.why), f"{base}/node/{one.node}" if base and one.node else "") for one in found]
     return {"why": result.changes.why, "states": states}
 
 
@@ -381,7 +390,7 @@ def _compare(run: Run, own: str, arms: Collection[str]) -> Any:
         lows, highs = zip(*(point.interval for point in points), strict=True) if arm == own and points else (None, None)
         shown.append(Curve(arm, [point.tokens for point in points], [point.rate for point in points], lows, highs))
     name = "Success over tokens of every arm"
-    return _markup(curves_svg(shown, name, "tokens generated for training", "success", width=760, height=300, x_text=short))
+    return markup(curves_svg(shown, name, "tokens generated for training", "success", width=760, height=300, x_text=short))
 
 
 def _curves(updates: Sequence[UpdateReport], own: str) -> Any:
@@ -401,7 +410,7 @@ def _curves(updates: Sequence[UpdateReport], own: str) -> Any:
         for name, y in zip(("success while sampling", "groups with mixed outcomes"), shares, strict=True):
             bands = [wilson(round(share * row.groups), row.groups) for share, row in zip(y, rows, strict=True)]
             curves.append(Curve(name, x, y, [band[0] for band in bands], [band[1] for band in bands]))
-    return _markup(
+    return markup(
         curves_svg(curves, "Success and groups with mixed outcomes by update", "update", "share", width=760, height=300)
     )
 
@@ -433,10 +442,10 @@ def _budget(updates: Sequence[UpdateReport], evals: Mapping[str, EvaluationEntry
         tokens[f"evaluation {key}"], seconds[f"evaluation {key}"] = (0, 0.0) if one is None else (one.tokens, one.seconds)
     bars = [("tokens", [Slice(k, v, f"{short(v)} tokens") for k, v in tokens.items()])]
     bars.append(("seconds", [Slice(k, v, f"{v:.1f} s") for k, v in seconds.items()]))
-    return [(what, _markup(bar_svg(parts, f"Where the {what} went", width=760))) for what, parts in bars]
+    return [(what, markup(bar_svg(parts, f"Where the {what} went", width=760))) for what, parts in bars]
 
 
-def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str, Any]:
+def _tree_view(run: Run, name: str, base: str, deciding: Decider) -> dict[str, Any]:
     tree, explained = read_tree(run, name, deciding), meanings(run)
     found = outline(run, tree)
     states, moves, left_out = merged(tree)
@@ -457,12 +466,12 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "success": _success(found),
         "told": unsaid < len(tree.attempts),
         "scorers": undecided(run) if deciding is NOBODY else [],
-        "picture": _markup(tree_svg(picture_steps(tree, "#step-"), f"Attempts of {tree.info.name}")),
-        "graph": _markup(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
+        "picture": markup(tree_svg(picture_steps(tree, "#step-"), f"Attempts of {tree.info.name}")),
+        "graph": markup(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
         "left_out": left_out,
-        "potentials": [_markup(svg) for svg in potential_pictures(run, name)],
+        "potentials": [markup(svg) for svg in potential_pictures(run, name)],
         "steps": [_step_view(step, tree, findings.get(step.id, ()), explained) for step in tree.steps],
-        "served": served,
+        "base": base,
         "data": drawn(run, tree, found, explained),
         "lanes": lanes(tree),
         "lost": {one.node for node in findings.values() for one in node if one.maker == WHY and one.name != NOTHING},
@@ -498,7 +507,7 @@ def _step_view(
         "outcome": {"success": "succeeds", "failure": "fails", "cut": "is cut off", "done": "ends"}.get(step.outcome, ""),
         "reward": "" if step.reward is None else f"{step.reward:.3g}",
         "numbers": numbers(step.why, explained.get(step.rule, {})),
-        "findings": [_finding_view(finding, False, ()) for finding in findings],
+        "findings": [_finding_view(finding, "", ()) for finding in findings],
         "grades": [
             (annotation.maker, numbers(annotation.value, {}))
             for annotation in step.grades
@@ -543,11 +552,23 @@ def _range(interval: Sequence[float]) -> str:
     return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
 
 
-def _page(template: str, **values: Any) -> str:
-    values = {"data": None, **values}
-    if values["data"] is not None:
-        values["script"] = _markup(script())
-    return _templates().get_template(template).render(policy=content_policy(values["served"]), **values)
+def stored_answers(run: Run, nav: Nav, only: str = "") -> list[tuple[str, StoredAnswer, str]]:
+    """What verbs stored in a run, of one station or all: the station, the answer and its page."""
+    stations = [only] if only else STATIONS
+    return [(name, each, f"{nav.base}/{name}/{key_of(each.key)}") for name in stations for each in answers(run, name)]
+
+
+def base_of(nav: Nav | None) -> str:
+    """Address that links to the run's other pages begin with; empty in a file, which has no others."""
+    return "" if nav is None else nav.base
+
+
+def page(template: str, title: str, nav: Nav | None, **values: Any) -> str:
+    """A page of a template; with ``nav`` one that is served. What is in ``values`` is escaped, but for our own markup."""
+    values = {"data": None, "title": title, "nav": nav, "base": base_of(nav), "live": False, **values}
+    values["script"] = markup(script()) if values["data"] is not None or nav is not None else None
+    policy = content_policy(nav is not None, bool(values.get("form_token")))
+    return _templates().get_template(template).render(policy=policy, job_script=markup(job_script()), **values)
 
 
 @functools.cache
@@ -567,7 +588,7 @@ def _inert(value: Any) -> Any:
     return value if isinstance(value, Markup) else Markup(escape(value))
 
 
-def _markup(own: str) -> Any:
+def markup(own: str) -> Any:
     """Our own SVG, script or data block, whose texts are escaped already, marked as markup."""
     from markupsafe import Markup
 
