@@ -10,12 +10,10 @@ import functools
 import hashlib
 import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -33,6 +31,7 @@ from ramify.render.sections import sections_of
 from ramify.render.svg import signed
 from ramify.render.terminal import short
 from ramify.render.trees import tree_svg
+from ramify.rollout.commands import commands, run_name
 from ramify.score.credit.protocol import meanings
 from ramify.stats.intervals import difference_of_proportions, paired_proportions, wilson
 from ramify.trace.db import Run
@@ -132,8 +131,8 @@ def _trees(run: Run, served: bool, deciding: Decider, beside: Run | None, scorer
         trees.append(_tree_view(run, name, served, deciding))
         if beside is not None and name in theirs:
             other = _tree_view(beside, theirs[name], False, settled(beside, scorer))
-            other["data"] = replace(other["data"], run=run_name(beside))
-            trees.append(other | {"name": f"{theirs[name]} in {run_name(beside)}"})
+            other["data"] = replace(other["data"], run=run_name(beside.folder))
+            trees.append(other | {"name": f"{theirs[name]} in {run_name(beside.folder)}"})
     return trees
 
 
@@ -153,8 +152,8 @@ def _beside(run: Run, other: Run, deciding: Decider, theirs: Decider) -> dict[st
         change = "-" if gain is None else f"{signed_points(gain[0])} ({signed_points(gain[1][0])} to {signed_points(gain[1][1])})"
         shown.append([row.name, chance(row.success), chance(row.other_success), change])
     return {
-        "name": run_name(other),
-        "own": run_name(run),
+        "name": run_name(other.folder),
+        "own": run_name(run.folder),
         "rows": shown[:MOST_TASKS],
         "parting": [
             [
@@ -194,16 +193,8 @@ def _data(run: Run, served: bool, trees: Sequence[Mapping[str, Any]], tasks: Seq
     """What the script draws from, for its element."""
     source = "/data" if tasks is not None else f"/data/tree/{quote(trees[0]['name'], safe='')}"
     drawn_tasks = None if tasks is None else tuple(row.drawn for row in tasks)
-    data = PageData(run_name(run), served, tuple(tree["data"] for tree in trees), drawn_tasks, source if served else "")
+    data = PageData(run_name(run.folder), served, tuple(tree["data"] for tree in trees), drawn_tasks, source if served else "")
     return data_block(codec.to_json(data, lean=True))
-
-
-def run_name(run: Run) -> str:
-    """The run as commands name it: its folder, from the current one where it lies below."""
-    folder = Path(run.folder)
-    if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
-        folder = folder.relative_to(Path.cwd())
-    return visible(str(folder))
 
 
 def trees_html(run: Run, page: int = 1) -> str:
@@ -467,7 +458,7 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "lanes": lanes(tree),
         "lost": {one.node for node in findings.values() for one in node if one.maker == WHY and one.name != NOTHING},
         "why": [_why_view(one) for node in findings.values() for one in node if one.maker == WHY],
-        "ask": f"ramify why {shlex.quote(run_name(run))} {shlex.quote(visible(name))}",
+        "ask": commands(run).why(visible(name)) if unsaid < len(tree.attempts) else "",
     }
 
 

@@ -23,6 +23,7 @@ from ramify.jobs.why.findings import found as stored_answers
 from ramify.jobs.why.records import Chance
 from ramify.model.function import AnyModel
 from ramify.model.protocol import Prefix
+from ramify.rollout.commands import commands
 from ramify.rollout.edits import Change, saying
 from ramify.rollout.stored import WhoPlays, episodes_in
 from ramify.trace.context import changed
@@ -97,11 +98,10 @@ def step_of(run: Run, where: str) -> Node:
     else:
         named = [answer for answer in stored_answers(run, where or None) if answer.node is not None]
         if not named:
-            asked = f"ramify why {run.folder}{f' {where}' if where else ''}"
-            raise UserError(
-                f"no step was named yet: find one (`{asked}`), or name a reply by its id (`ramify why {run.folder} NODE "
-                "--context`)"
+            named_by = (
+                f"find one (`{commands(run).why(where)}`), or name a reply by its id (`{commands(run).why()} NODE --context`)"
             )
+            raise UserError(f"no step was named yet: {named_by}")
         node = run.node(str(named[-1].node))
     if node.role != "assistant":
         raise UserError(f"node {node.id[:12]} is a {node.role} message; name a reply of the agent")
@@ -112,9 +112,10 @@ class _Asked:
     """One step, as it can be asked again without parts of what was shown."""
 
     def __init__(self, run: Run, node: Node, question: ContextQuestion, who: WhoPlays) -> None:
+        able = commands(run, who)
         if who.env is None and not isinstance(run.config.get("env"), str) and not question.outcome:
             who = replace(who, env=_Unplayed())
-        self.question, self.run = question, run
+        self.question, self.run, self.commands = question, run, able
         self.episodes, self.task = episodes_in(run, node, who)
         self.node = self._opening(node)
         self.position = self.episodes.prompts.at(self.node, 0)
@@ -298,6 +299,7 @@ def _answer(asked: _Asked, searched: Searched) -> WhyContext:
         failed=searched.failed,
         spent=searched.spent,
         run=str(asked.run.folder),
+        commands=asked.commands,
         caveats=tuple(caveats),
     )
 
@@ -353,11 +355,22 @@ def _finding(answer: WhyContext, asked: _Asked) -> Finding:
     name = NOTHING if answer.verdict == "none" else "because of what was shown"
     cause = answer.causes[0].parts[0] if answer.causes else None
     value = None if cause is None or cause.kept.p is None or cause.deleted.p is None else cause.kept.p - cause.deleted.p
-    command = f"ramify show {answer.run} --web"
     identity = {"question": codec.to_json(asked.question), "agent": asked.episodes.provenance.to_json()}
-    return Finding(name, MAKER, answer.headline, answer.node, 0, command, value, answer.measured, codec.to_json(answer), identity)
+    return Finding(
+        name,
+        MAKER,
+        answer.headline,
+        answer.node,
+        0,
+        answer.commands.show,
+        value,
+        answer.measured,
+        codec.to_json(answer),
+        identity,
+    )
 
 
 def found_contexts(run: Run) -> list[WhyContext]:
     """What earlier calls found out and stored in ``run``."""
-    return [codec.from_json(WhyContext, finding.evidence) for finding in run.findings(maker=MAKER)]
+    answers = [codec.from_json(WhyContext, finding.evidence) for finding in run.findings(maker=MAKER)]
+    return [replace(one, commands=one.commands.of(run)) for one in answers]
