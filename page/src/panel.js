@@ -88,7 +88,7 @@ const numbers = (rows) => table(["number", "value", "what it is"], rows);
 function commands(choice, before, page) {
   const id = choice.ids[0] || "", { able, who } = page.tree;
   return [
-    able.map(([does, head, tail]) => [h("div", { class: "soft" }, does), command(`${head}${id.slice(0, 12)}${tail}`)]),
+    able.filter((one, at) => choice.p || at < able.length - 1).map(([does, head, tail]) => [h("div", { class: "soft" }, does), command(`${head}${id.slice(0, 12)}${tail}`)]),
     who ? h("p", { class: "soft" }, sentence(who)) : "",
     page.node ? h("p", null, h("a", { href: `/node/${id}` }, "its whole path")) : "",
     h("p", { class: "soft" }, `node${choice.ids.length > 1 ? "s" : ""} ${choice.ids.slice(0, 6).map((one) => one.slice(0, 12)).join(", ")}${choice.ids.length > 6 ? ", \u2026" : ""}`),

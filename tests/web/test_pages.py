@@ -205,7 +205,7 @@ def test_the_headline_is_the_stored_finding(tmp_path: Path) -> None:
     with Run.open(folder, write=True) as run:
         name = run.trees()[-2].name
         step = read_tree(run, name).steps[0]
-        assert f"ramify why {run_name(run)} {name}" in Balanced(tree_html(run, name)).words
+        assert f"ramify why {run_name(run.folder)} {name}" in Balanced(tree_html(run, name)).words
         lost = Finding("lost here", "why", "Lost at `go <b>`: success 73% -> 0%.", step.id, action="ramify fork x y", value=-0.73)
         other = Finding("no step stands out", "why", "No step stands out.", read_tree(run, run.trees()[1].name).steps[0].id)
         run.conclude("why", [other, lost])

@@ -143,7 +143,7 @@ class RunSummary(Result):
         if played is not None and played.interval is None:
             yield (
                 f"{played.successes} of {played.n} attempts succeeded. A selector chose where they start, so this is not a "
-                f"success rate: `ramify tree-rollouts report {self.run}` evaluates the trees."
+                f"success rate: `ramify tree-rollouts report {shlex.quote(self.run)}` evaluates the trees."
             )
         elif played is not None:
             row = percent(played.successes / played.n), percent_interval(played.interval), played.successes, played.n

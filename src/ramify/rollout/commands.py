@@ -48,15 +48,15 @@ class Commands:
         """Samples on from ``node``; "" where nobody is named who could."""
         return f"ramify fork {self.name} {node[:12]}{more}{self.options}" if self.plays else ""
 
-    def of_step(self, judged: bool) -> list[tuple[str, str, str]]:
+    def of_step(self) -> list[tuple[str, str, str]]:
         """What can be done at a step: what it does, and the command before and after the step's node. A fork of the whole step is
-        at offset 0. ``judged``: whether somebody said how attempts ended."""
+        at offset 0. The last, to ask why, is for a step after which somebody said how an attempt ended."""
         fork, rule = f"ramify fork {self.name} ", shlex.quote(RULE)
         able = [
             ("sample this step and all after it anew", fork, f":0 --n 32{self.options}"),
             ("change something here, such as a rule, with a control", fork, f" --edit {rule} --n 32{self.options}"),
         ]
-        return able * self.plays + [("which step lost it", f"ramify why {self.name} ", self.options)] * judged
+        return able * self.plays + [("which step lost it", f"ramify why {self.name} ", self.options)]
 
     def of(self, run: Run) -> Commands:
         """The same where ``run`` lies now; of an answer that was stored without any: those of the run."""

@@ -158,7 +158,7 @@ class DrawnTree:
     """What colours show at first: ``success`` or ``credit``."""
     run: str = ""
     able: tuple[tuple[str, str, str], ...] = ()
-    """What can be done at a step: what it does, and the command before and after the step's node."""
+    """What can be done at a step: what it does, and the command before and after the step's node. To ask why takes a chance."""
     who: str = ""
     """What it takes to go on from a step, where the run does not name who plays."""
 
@@ -236,7 +236,7 @@ def drawn(run: Run, tree: TaskTree, found: Outline, explained: Mapping[str, Mapp
         lost=at_lost,
         drop=-1 if found.drop is None else found.drop[1],
         forks=len(tree.forks),
-        able=tuple(able.of_step(any(one.outcome != "done" for one in tree.attempts))),
+        able=tuple(able.of_step()),
         who="" if able.plays else able.go_on("", "what else may be done here"),
         left_out=found.left_out,
         credit_scale=scale,
