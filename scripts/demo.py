@@ -25,7 +25,7 @@ OWN = """
 Your own agent, in its git repository, with a check that says whether the work is done:
   ramify record -n 8 --check "pytest -q" --model chat:MODEL@URL -- COMMAND   # runs it eight times, as it is
   ramify why runs/record-1                                                   # which step lost it
-  ramify fix runs/record-1                                                   # which change makes it better, beyond luck"""
+  ramify fix runs/record-1 --rule "Run the tests before you edit."           # which change makes it better, beyond luck"""
 
 
 def step(number: int, says: str, *words: str, shown: bool = True) -> None:
@@ -63,8 +63,10 @@ def demo(settings: Sequence[str]) -> None:
         *("why", tries, "--all"),
         shown=False,
     )
-    show(WhyAll(tuple(lost_in(tries)), ()), as_json=False)
-    worst = min((one for one in lost_in(tries) if one.verdict == "step"), key=lambda one: one.change or 0.0, default=None)
+    # the last step of an attempt that ran out of turns is no choice that could have been another
+    answers = [one for one in lost_in(tries) if one.verdict == "none" or one.node != one.steps[-1].node]
+    show(WhyAll(tuple(answers), ()), as_json=False)
+    worst = min((one for one in answers if one.verdict == "step"), key=lambda one: one.change or 0.0, default=None)
     if worst is not None:
         best = next((one.action for one in worst.alternatives if one.repeatable), "")
         edit = ["--edit", json.dumps({"replace": best})] if best else []
