@@ -30,20 +30,24 @@ def test_a_real_harness_does_what_the_tutorial_says(tmp_path: Path) -> None:
     lines = [line.replace("8765", port) for language, text in blocks if language == "sh" for line in text.splitlines()]
     install, serve, paths, record, *asked = lines
     assert install.startswith("python3 -m venv mini")
-    asked = [f"{line} {few}" for line, few in zip(asked, ("--samples 12 --describe 2", "--n 4"), strict=True)]
-    script = [
+    why, fix = asked
+    begin = [
         f"{sys.executable} begin.py",
         f"{serve} trap 'kill $!' EXIT",
         f"{paths}; export HOME=$PWD PATH={where}:{Path(sys.executable).parent}:$PATH",
-        record,
-        *(f"{line} || test $? = 3" for line in asked),  # 3: the few samples are spent
     ]
-    done = subprocess.run(["bash", "-eu", "-c", "\n".join(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    text = typed([*begin, record, f"{why} --samples 40 --describe 2 || test $? = 3"], tmp_path)  # 3: the samples are spent
     with Run.open(tmp_path / "runs/record-1") as run:
-        attempts = run.attempts(purpose="rollout")
-        assert len(attempts) == 8
+        assert len(run.attempts(purpose="rollout")) == 8
         assert [one.failure for one in run.attempts() if one.failure] == []
-        assert [one.maker for one in run.findings(maker="why")]
-    for said in ("which step" if "stands out" in done.stdout else "Lost at", "rule 1"):
-        assert said in done.stdout
+        lost = next(one for one in run.attempts(purpose="rollout") if not one.outcome)
+        step = "" if "Lost at" in text else run.node(str(run.node(lost.leaf).parent)).id
+    assert ("Lost at" in text) != ("No step stands out" in text)
+    assert "rule 1" in typed([*begin[1:], f"{fix} {step} --n 4"], tmp_path)
+
+
+def typed(lines: list[str], folder: Path) -> str:
+    """What a shell prints that these lines are typed into."""
+    done = subprocess.run(["bash", "-eu", "-c", "\n".join(lines)], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout

@@ -77,18 +77,17 @@ def commands(run: Run, who: WhoPlays | None = None) -> Commands:
     """The commands of ``run`` for ``who`` continues it (None: whom the run names). An agent or environment that is an object of
     Python has no name that a command could give."""
     who = who or WhoPlays()
-    name = run_name(run.folder)
+    folder = run_name(run.folder)
     model, env = who.model, who.env
-    options = "".join(
-        f" {option} {shlex.quote(one)}" for option, one in (("--model", model), ("--env", env)) if isinstance(one, str)
-    )
+    given = {"--model": model, "--env": env}
+    options = "".join(f" {option} {shlex.quote(name)}" for option, name in given.items() if isinstance(name, str))
     options += effect_options(who.effects) + (" --trust" if who.trust else "")
     try:
         named_components(run, model if isinstance(model, str) else None, env if isinstance(env, str) else None)
     except UserError:
-        return Commands(name, plays=False)
-    objects = any(one is not None and not isinstance(one, str) for one in (model, env))
-    return Commands(name, plays=not objects, options="" if objects else options)
+        return Commands(folder, plays=False)
+    objects = any(part is not None and not isinstance(part, str) for part in given.values())
+    return Commands(folder, plays=not objects, options="" if objects else options)
 
 
 def commands_at(source: Path) -> Commands:

@@ -373,4 +373,4 @@ def _finding(answer: WhyContext, asked: _Asked) -> Finding:
 def found_contexts(run: Run) -> list[WhyContext]:
     """What earlier calls found out and stored in ``run``."""
     answers = [codec.from_json(WhyContext, finding.evidence) for finding in run.findings(maker=MAKER)]
-    return [replace(one, commands=one.commands.of(run)) for one in answers]
+    return [replace(answer, commands=answer.commands.of(run)) for answer in answers]

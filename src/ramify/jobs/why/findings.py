@@ -23,7 +23,7 @@ def found(run: Run, tree: str | None = None) -> list[Why]:
     """What earlier calls found out and stored in ``run``, of one ``tree`` or all;
     a record that is none (of a foreign run) is left out."""
     answers = [why for one in run.findings(tree=tree, maker=MAKER) if (why := read(one)) is not None]
-    return [replace(one, commands=one.commands.of(run)) for one in answers]
+    return [replace(answer, commands=answer.commands.of(run)) for answer in answers]
 
 
 def read(finding: Finding) -> Why | None:
