@@ -257,7 +257,9 @@ def _scripts() -> Iterator[Unit]:
         "newcomer": installed | newcomer,
         "page": below("page", "src/ramify/web/static"),
         "verl": verl,
-        "harnesses": tested(TESTS / "integrations" / "test_recorded_commands.py"),
+        "harnesses": tested(TESTS / "integrations" / "test_recorded_commands.py")
+        | tested(TESTS / "integrations" / "test_coding_agent_tutorial.py")
+        | below("docs/tutorials/a-coding-agent.md"),
         "slim": installed | below("tests"),
     }
     for name, found in reach.items():

@@ -1,4 +1,4 @@
-"""The gain of the default job, what `./demo` runs, over seeds and processors.
+"""The gain of the default job, `ramify improve` without settings, over seeds and processors.
 
     python benchmarks/demo.py [--seeds 0 1 2] [--runs RUN ...] [--save]
 

@@ -1,9 +1,9 @@
 """Make the README's picture, the page of one tree as a browser shows it, and those of all runs:
 python docs/page_picture.py RUN TREE (needs Debian's chromium).
 
-The run is made by `ramify rollout --out RUN --count 8 --attempts 12 --seed 3`, and `ramify why RUN TREE` found the step.
-TREE is house-4ebfafec7a, the only one of its eight in which a step stands out. The pages of all runs show
-the folder that RUN lies in.
+The run is made as docs/tutorials/a-coding-agent.md says, with `ramify why`; TREE is mini. Its model draws from chance, so a run
+made again has other numbers, which README, docs/index.md and the tutorial say, too. The pages of all runs show the folder that
+RUN lies in.
 """
 
 import os

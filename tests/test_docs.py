@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from functools import cache
@@ -138,6 +139,24 @@ def test_the_commands_on_a_page_exist(page: Path) -> None:
             options = [word.partition("=")[0] for word in own if word.startswith("--")]
             wrong += [f"{verb}: no option {option}" for option in options if option not in known()[verb]]
     assert wrong == []
+
+
+def test_each_command_of_the_first_page_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page that asks what you have and what you want: one command each, by its verb and its options."""
+    from ramify.cli.main import main
+
+    rows = re.findall(r"^\| (?!I ).*? \| `(\S[^`|]*)` \| \S", (ROOT / "docs/index.md").read_text(encoding="utf-8"), re.M)
+    assert len(rows) == 20
+    for row in rows:
+        words = shlex.split(row)
+        if words[0] == "./demo":
+            assert (ROOT / "demo").exists()
+            continue
+        own = words[1 : words.index("--")] if "--" in words else words[1:]
+        verb = next(v for v in (" ".join(own[:2]), own[0]) if v in known())
+        assert {word for word in own if word.startswith("-")} - {"-n"} <= known()[verb], row
+        assert main([*verb.split(), "--help"]) == 0
+    capsys.readouterr()
 
 
 def test_every_page_is_in_the_site_and_every_method_has_one() -> None:

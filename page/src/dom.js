@@ -55,8 +55,6 @@ export function command(text) {
 }
 
 // A word as an argument of a shell's command.
-export const quoted = (text) => (/^[A-Za-z0-9_./:@%+=,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
-
 const NEGATIVE = [213, 94, 0], NEUTRAL = [214, 217, 222], POSITIVE = [0, 114, 178];
 
 // The colour of a change: vermilion, grey, blue, as in the pictures without a script. What chance explains is paler.

@@ -2,8 +2,8 @@
 
 export class Tree {
   constructor(data) {
-    const { run = "", plays = "", messages, rivals = [], findings = [], lost = -1, drop = -1, forks = 0, credit_scale = 0, by = "success" } = data;
-    Object.assign(this, { name: data.name, task: data.task, run, plays, messages, groups: rivals, lost, drop, forks, creditScale: credit_scale, coloursBy: by });
+    const { run = "", messages, rivals = [], findings = [], lost = -1, drop = -1, forks = 0, credit_scale = 0, by = "success", able = [], who = "" } = data;
+    Object.assign(this, { name: data.name, task: data.task, run, messages, groups: rivals, lost, drop, forks, creditScale: credit_scale, coloursBy: by, able, who });
     const plain = { below: 0, size: 1, reach: 1, p: null, was: null, change: null, text: "", label: "", ids: [], lead: [], answers: [], rivals: -1 };
     this.choices = data.choices.map((row, at) => ({ ...plain, ...row, at, children: [] }));
     this.at = new Map();

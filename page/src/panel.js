@@ -1,6 +1,6 @@
 // One step: what it was shown, did and got back; its potential; what others chose there; the command that forks it.
 
-import { clip, colour, command, h, interval, many, percent, points, put, quoted, sentence } from "./dom.js";
+import { clip, colour, command, h, interval, many, percent, points, put, sentence } from "./dom.js";
 import { endings } from "./model.js";
 import { reply } from "./words.js";
 
@@ -12,7 +12,7 @@ export function showStep(box, choice, tree, page) {
     chance(choice),
     choice.edit ? h("p", null, h("strong", null, "Changed by a fork: "), h("code", null, choice.edit), " What follows does not count for the steps before it.") : "",
     (tree.findings.get(choice.at) || []).map(finding),
-    section("It did", true, choice.thought ? [h("div", { class: "soft" }, "reasoning"), h("pre", null, choice.thought)] : "", reply(choice, tree, page.run, page.select)),
+    section("It did", true, choice.thought ? [h("div", { class: "soft" }, "reasoning"), h("pre", null, choice.thought)] : "", reply(choice, tree, page.select)),
     choice.answers.length ? section("It got back", true, choice.answers.map(([at, n]) => [
       h("div", { class: "soft" }, tree.messages[at][0], choice.answers.length > 1 || n > 1 ? ` \u00d7${n}` : ""), h("pre", null, tree.messages[at][1])])) : "",
     choice.ends ? h("p", null, `Here ${endings(choice.ends)}`, choice.reward !== undefined ? `, reward ${choice.reward}` : "", ".") : "",
@@ -86,14 +86,11 @@ export function table(head, rows) {
 const numbers = (rows) => table(["number", "value", "what it is"], rows);
 
 function commands(choice, before, page) {
-  const id = choice.ids[0] || "", run = quoted(page.run), { plays } = page.tree;
+  const id = choice.ids[0] || "", { able, who } = page.tree;
+  const here = ([, , tail], at) => (choice.p || at < able.length - 1) && (choice.inside || !tail.startsWith(" --tokens"));
   return [
-    h("div", { class: "soft" }, "sample this step and all after it anew"), command(`ramify fork ${run} ${id.slice(0, 12)}:0 --n 32${plays}`),
-    h("div", { class: "soft" }, "change something here (edit.json), with a control"), command(`ramify fork ${run} ${id.slice(0, 12)} --edit edit.json --n 32${plays}`),
-    h("div", { class: "soft" }, "which step lost it"), command(`ramify why ${run} ${id.slice(0, 12)}`),
-    h("div", { class: "soft" }, "which part of what it was shown caused this step; which token of it was a fork"),
-    command(`ramify why ${run} ${id.slice(0, 12)} --context${plays}`), choice.inside ? command(`ramify why ${run} ${id.slice(0, 12)} --tokens${plays}`) : "",
-    plays ? h("p", { class: "soft" }, "This run does not name who plays: put what it is for MODEL and ENV.") : "",
+    able.filter(here).map(([does, head, tail]) => [h("div", { class: "soft" }, does), command(`${head}${id.slice(0, 12)}${tail}`)]),
+    who ? h("p", { class: "soft" }, sentence(who)) : "",
     page.node ? h("p", null, h("a", { href: `${page.node}/node/${id}` }, "its whole path")) : "",
     h("p", { class: "soft" }, `node${choice.ids.length > 1 ? "s" : ""} ${choice.ids.slice(0, 6).map((one) => one.slice(0, 12)).join(", ")}${choice.ids.length > 6 ? ", \u2026" : ""}`),
   ];

@@ -1,8 +1,8 @@
 // The text of a reply, coloured by what was measured inside it: per token or per sentence, with the alternatives at a position.
 
-import { clip, command, h, heat, interval, many, percent, points, quoted, put } from "./dom.js";
+import { clip, command, h, heat, interval, many, percent, points, put } from "./dom.js";
 
-export function reply(choice, tree, run, onselect) {
+export function reply(choice, tree, onselect) {
   const inside = choice.inside;
   if (!inside) return h("pre", null, choice.text);
   const kinds = [];
@@ -41,7 +41,7 @@ export function reply(choice, tree, run, onselect) {
         h("tbody", null, forks.map((other) => h("tr", null,
           h("td", null, h("button", { class: "link", type: "button", onclick: () => onselect(other) }, clip(other.text.slice(other.fork_of[1]), 60) || "(end)")),
           h("td", null, other.n), h("td", null, other.p ? interval(other.p) : "-"))))) : odds(inside, piece).length ? "" : h("p", { class: "soft" }, "Nothing else was sampled here."),
-      choice.ids.length ? command(`ramify fork ${quoted(run)} ${choice.ids[0].slice(0, 12)}:${piece.from} --n 32${tree.plays}`) : "");
+      tree.able.filter(([, , tail]) => tail.startsWith(":0")).map(([, head, tail]) => choice.ids.length ? command(`${head}${choice.ids[0].slice(0, 12)}:${piece.from}${tail.slice(2)}`) : ""));
   }
   draw();
   return h("div", null, h("div", { class: "picks soft" }, h("label", null, "coloured by ", shown), h("label", null, "by ", units)), box, panel);

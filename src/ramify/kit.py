@@ -12,6 +12,7 @@ Progress and Ctrl-C are :func:`ramify.render.terminal.progress`.
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -456,7 +457,7 @@ class StudyVerb(Verb):
         if run_folder(out) is None:
             return "nothing was done yet"
         if self.resumed:
-            return f"finished work is kept: continue with `ramify resume {out}`"
+            return f"finished work is kept: continue with `ramify resume {shlex.quote(str(out))}`"
         return f"what is done is kept in {out}: the same command{'' if named else f' with --out {out}'} continues"
 
 

@@ -34,7 +34,7 @@ def test_the_step_and_what_would_have_helped(verb, halls: Path) -> None:
     assert "attempts chose `left`: 100%." in first
     assert any(line.split()[:1] == ["2"] and line.endswith("<-") for line in rest)
     assert "where the attempts of all tasks part" in text
-    assert f"`ramify show {halls} --web`" in rest[-1]
+    assert "`ramify show run --web`" in rest[-1]
     change = next(line for line in rest if line.startswith("Change it: "))
     result = verb("why", halls, "--json").json
     assert result.keys() >= KEYS
@@ -146,7 +146,7 @@ def test_a_log_alone(verb, here: Path) -> None:
     first, *rest = verb("why", "run").out.splitlines()
     assert first.startswith("Lost at `right`: success ")
     assert first.endswith("Recorded attempts only: this is not a counterfactual.")
-    assert any("--model MODEL --env ENV" in line for line in rest)
+    assert any("by `--model` and `--env`" in line for line in rest)
     result = verb("why", "run", "--json").json
     assert (result["counterfactual"], result["samples"], result["alternatives"][0]["action"]) == (False, 0, "left")
     assert "say what plays" in verb.refused("why", "run", "--share")

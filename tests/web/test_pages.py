@@ -12,12 +12,13 @@ from web_sample import make_run
 
 import ramify
 from ramify.base.errors import UserError
+from ramify.rollout.commands import run_name
 from ramify.stats.intervals import paired_proportions
 from ramify.trace.db import Run
 from ramify.trace.node import Finding
 from ramify.web.pages import interesting, node_html, report_html, script, tree_html, trees_html
 from ramify.web.steps import merged, read_tree
-from ramify.web.way import Nav, run_name
+from ramify.web.way import Nav
 
 SOURCE = Path(ramify.__file__).parent
 NAV = Nav("record", "run", "/run/run")
@@ -207,7 +208,7 @@ def test_the_headline_is_the_stored_finding(tmp_path: Path) -> None:
     with Run.open(folder, write=True) as run:
         name = run.trees()[-2].name
         step = read_tree(run, name).steps[0]
-        assert f"ramify why {run_name(run)} {name}" in Balanced(tree_html(run, name)).words
+        assert f"ramify why {run_name(run.folder)} {name}" in Balanced(tree_html(run, name)).words
         lost = Finding("lost here", "why", "Lost at `go <b>`: success 73% -> 0%.", step.id, action="ramify fork x y", value=-0.73)
         other = Finding("no step stands out", "why", "No step stands out.", read_tree(run, run.trees()[1].name).steps[0].id)
         run.conclude("why", [other, lost])

@@ -27,12 +27,11 @@ def fork(
         str, argument(metavar="NODE[:OFFSET]", help="Id of a node (or its first digits), and a token offset inside it.")
     ],
     edit: Annotated[
-        list[Path] | None,
+        list[str] | None,
         option(
             metavar="FILE",
-            help='JSON file with the edit, e.g. {"append": " wait,"} or {"rule": {"add": "Ask first."}}; default: no edit. '
-            "Several files share "
-            "one control.",
+            help='The edit as JSON, or a file with it, e.g. {"append": " wait,"} or {"rule": {"add": "Ask first."}}; default: no '
+            "edit. Several share one control.",
         ),
     ] = None,
     n: Annotated[int, option(help="Continuations to sample.", min=1)] = 32,
@@ -53,9 +52,9 @@ def fork(
     effects = read_effects(effect or [])
     if after not in job.AFTER:
         raise UserError(f"--after: must be one of {', '.join(job.AFTER)}, not '{after}'")
-    changes = {file.name: job.check_edit(read_edit(file)) or {} for file in edit or []}
+    changes = {name_of(given): job.check_edit(read_edit(given)) or {} for given in edit or []}
     if len(changes) < len(edit or []):
-        raise UserError("--edit: two files have the same name, which would name two rows of the table")
+        raise UserError("--edit: two of them have the same name, which would name two rows of the table")
     if len(changes) > 1 and after != "resample":
         raise UserError(f"--after {after} goes with one --edit")
     from ramify.rollout.stored import named_components, open_episodes, other_agent
@@ -94,8 +93,21 @@ def parse_position(text: str) -> tuple[str, int | None]:
     return match[1], None if match[2] is None else int(match[2])
 
 
-def read_edit(file: Path) -> Any:
-    """The JSON value in ``file``. Raises UserError naming the file, and the line of a syntax error."""
+def name_of(edit: str) -> str:
+    """What an edit is called: its file, or the JSON that it is."""
+    return edit if edit.lstrip().startswith("{") else Path(edit).name
+
+
+def read_edit(given: str | Path) -> Any:
+    """The JSON value ``given``, or that in the file of this name. Raises UserError naming the file, and the line of a syntax
+    error."""
+    text = str(given)
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"--edit: {text[:80]} is not JSON: {error}") from None
+    file = Path(given)
     try:
         return json.loads(read_small(file, "the edit").decode("utf-8"))
     except UnicodeDecodeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +35,8 @@ def _check(out: Path) -> None:
     from ramify.trace.connect import holds_run
 
     if holds_run(out):
-        raise UserError(f"{out} holds a run already: continue with `ramify resume {out}`, or choose another --out")
+        resume = f"ramify resume {shlex.quote(str(out))}"
+        raise UserError(f"{out} holds a run already: continue with `{resume}`, or choose another --out")
 
 
 @app.study(settings=_settings, plan=_plan, unit="episodes", itself=True, folder="improve", resumed=True, keeps=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from ramify.base.errors import UserError
 from ramify.cli.show import write_report
 from ramify.jobs.results import REPORT, Collected, Improved
@@ -28,7 +30,7 @@ def resume(run: RunArgument, trust: Trust = False) -> Improved | Collected:
     if kind != "improve" and kind not in again:
         made = f"; the same `ramify {kind}` again continues it" if kind not in ("", "import", "play", "cliffs show --run") else ""
         raise UserError(f"{folder} was not made by `ramify improve`, `ramify rollout` or `ramify record`{made}")
-    with progress(folder.name, kept=f"finished work is kept: continue with `ramify resume {folder}`") as bar:
+    with progress(folder.name, kept=f"finished work is kept: continue with `ramify resume {shlex.quote(str(folder))}`") as bar:
         bar.begin(0, phase="load")
         if kind != "improve":
             return again[kind](folder, bar, trust)

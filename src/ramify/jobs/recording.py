@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -38,7 +39,7 @@ class Recorded(Collected):
         )
         reasons = "".join(f"\n  {count} x {how}" for how, count in self.ended.items())
         ended = f"Commands that did not end with exit code 0:{reasons}" if reasons else ""
-        lost = f"Which step lost it: `ramify why {self.run}`." if self.successes < self.n else ""
+        lost = f"Which step lost it: `ramify why {shlex.quote(self.run)}`." if self.successes < self.n else ""
         yield Section.of("", several if self.conversations > 1 else "", ended, lost)
 
 

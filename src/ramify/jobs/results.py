@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -325,6 +326,7 @@ class Improved(Result):
 
     def sections(self) -> Iterable[Section]:
         """Before and after, what changed, the arms, and where to look next."""
+        name = shlex.quote(self.run)
         both = (("before", self.before), ("after", self.after))
         rows = [(name, percent(one.success), percent_interval(one.interval)) for name, one in both]
         gain = f"Gain: {points(self.gain.success)} points, 95 % interval {points_interval(self.gain.interval)}."
@@ -338,7 +340,7 @@ class Improved(Result):
             f"{self.changes.why}{states}",
             compared(self.compare) if self.compare else None,
             self.lost.grid() if self.lost else None,
-            f"Report: {self.run}/{REPORT}, or `ramify show {self.run} --web`. The improved agent: {self.run}/agent.",
+            f"Report: {self.run}/{REPORT}, or `ramify show {name} --web`. The improved agent: {self.run}/agent.",
         )
 
     def __repr__(self) -> str:
@@ -440,30 +442,32 @@ class Collected(Result):
     @property
     def ending(self) -> str:
         """Why it is not done, and what continues it; "" where it is done."""
+        name = shlex.quote(self.run)
         if self.spent is not None:
             left = "no tree was sampled" if self.missing is None else f"{plural(self.missing, 'attempt')} not played"
             return (
                 f"the budget of {self.spent} is spent, {left}: "
-                f"raise --budget.{self.spent} and give the same command with --out {self.run} to continue"
+                f"raise --budget.{self.spent} and give the same command with --out {name} to continue"
             )
         if not self._none:
             return ""
         if all(why.startswith("provider (request)") for why in self.failures):
             refused = next(iter(self.failures)).partition(": ")[2]
             return (
-                f"every attempt failed: {refused}; `ramify resume {self.run}` would send the same requests, so "
+                f"every attempt failed: {refused}; `ramify resume {name}` would send the same requests, so "
                 "change what is sent first (the model's URL, the sampling options, the environment's tools)"
             )
         if all("do not fit the context" in why for why in self.failures):
             why = next(iter(self.failures)).removeprefix("engine: ")
             return (
-                f"every attempt failed: {why}; `ramify resume {self.run}` would not change that, so play with a --model that "
+                f"every attempt failed: {why}; `ramify resume {name}` would not change that, so play with a --model that "
                 "takes longer prompts"
             )
-        return f"every attempt failed; `ramify resume {self.run}` tries them again"
+        return f"every attempt failed; `ramify resume {name}` tries them again"
 
     def sections(self) -> Iterable[Section]:
         """The success rate with its interval, what failed, and where to look next."""
+        name = shlex.quote(self.run)
         solved = f"{self.solved} of {self.tasks}"
         grid = table(("successes", "attempts", "tasks solved"), [(self.successes, self.n, solved)])
         if self.interval is not None:
@@ -480,5 +484,5 @@ class Collected(Result):
             "",
             failed if self.failed else "",
             lost if self.workers_lost else "",
-            f"{spent}. Look at them with `ramify show {self.run}`, or `ramify show {self.run} --web`.",
+            f"{spent}. Look at them with `ramify show {name}`, or `ramify show {name} --web`.",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,14 @@ from ramify.render.numbers import number, percent, percent_interval, points, poi
 from ramify.render.result import Cell, Grid, Part, Result, Section, shortened, table
 from ramify.render.sections import sections_of
 from ramify.render.terminal import short
+from ramify.rollout.commands import commands
 from ramify.score.credit.protocol import meanings
 from ramify.stats.intervals import Interval, wilson
 from ramify.trace.db import Run
 from ramify.trace.failures import failures
 from ramify.trace.node import Annotation, Finding
 from ramify.trace.outcome import NOBODY, Decider, settled, successes, undecided
+from ramify.trace.outcomes import how_to_judge
 
 LAST = 5
 """How many updates (or names of trees) are shown."""
@@ -116,6 +119,8 @@ class RunSummary(Result):
     updates: tuple[UpdateReport, ...]
     spent: Mapping[str, SpentOn]
     """By purpose."""
+    next: tuple[str, ...] = ()
+    """Sentences with the commands that go on from here."""
 
     def sections(self) -> Iterable[Section]:
         """What a reader wants to know first."""
@@ -130,15 +135,15 @@ class RunSummary(Result):
         yield Section.of("", table(("where the budget went", "tokens", "seconds"), spent))
         if self.trees and not self.evals:
             left = f", and {len(self.trees) - LAST} more" if len(self.trees) > LAST else ""
-            every = f"Every step and its id, for `ramify fork {self.run} NODE`: `ramify show {self.run} --web`."
-            yield Section.of("", f"trees: {', '.join(self.trees[:LAST])}{left}", every)
+            yield Section.of("", f"trees: {', '.join(self.trees[:LAST])}{left}")
+        yield Section.of("what to do next", "\n".join(self.next))
 
     def _attempts(self) -> Iterable[Part]:
         played = self.attempts
         if played is not None and played.interval is None:
             yield (
                 f"{played.successes} of {played.n} attempts succeeded. A selector chose where they start, so this is not a "
-                f"success rate: `ramify tree-rollouts report {self.run}` evaluates the trees."
+                f"success rate: `ramify tree-rollouts report {shlex.quote(self.run)}` evaluates the trees."
             )
         elif played is not None:
             row = percent(played.successes / played.n), percent_interval(played.interval), played.successes, played.n
@@ -168,7 +173,7 @@ class RunSummary(Result):
             by, ends = points(self.gain.success), points_interval(self.gain.interval)
             yield f"Success changed by {by} points, 95 % interval {ends}."
         elif self.updates:
-            yield f"Not finished: continue with `ramify resume {self.run}`."
+            yield f"Not finished: continue with `ramify resume {shlex.quote(self.run)}`."
         rows = [(name, percent(one.success), percent_interval(one.interval), one.n) for name, one in self.evals.items()]
         yield table(("evaluation", "success", "95 % interval", "episodes"), rows)
         last = self.updates[-LAST:]
@@ -206,6 +211,7 @@ def summarise(run: Run, scorer: str | None = None) -> RunSummary:
         evals=evals,
         updates=updates,
         spent=_spent(updates, evals),
+        next=tuple(_next(run, attempts)),
     )
 
 
@@ -225,6 +231,19 @@ def counted(
     interval = wilson(sum(scored), len(scored)) if scored and chosen is None else None
     attempts = CountedAttempts(sum(scored), len(scored), interval) if scored else None
     return attempts, CountedAttempts(sum(forked), len(forked)) if forked else None
+
+
+def _next(run: Run, attempts: CountedAttempts | None) -> Iterable[str]:
+    """What goes on from a run: ``attempts`` are those that have an outcome."""
+    able = commands(run)
+    if attempts is None:
+        yield f"Nobody said how the attempts ended: {how_to_judge(run)}."
+    elif attempts.successes < attempts.n:
+        yield f"Which step lost it: `{able.why()}`"
+    replies = (node for info in run.trees()[:1] for node in run.nodes(info.name) if node.role == "assistant")
+    if (reply := next(replies, None)) is not None:
+        yield f"Go on from a step, such as the first of {reply.tree}: {able.go_on(reply.id, 'what else it may do there')}"
+    yield f"Every step and its id: `{able.show}`"
 
 
 def _credited(run: Run) -> Iterable[CreditedSteps]:

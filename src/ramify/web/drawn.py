@@ -20,6 +20,7 @@ from ramify.jobs.why.findings import NOTHING, read
 from ramify.jobs.why.records import Chance as Counted
 from ramify.render.escape import visible
 from ramify.render.svg import clip
+from ramify.rollout.commands import commands
 from ramify.stats.intervals import wilson
 from ramify.trace.context import changed, resolve
 from ramify.trace.db import Run
@@ -30,7 +31,6 @@ from ramify.trace.path import by_message, message_of
 from ramify.trace.view import HowEnded
 from ramify.web.outline import Choice, Outline, SuccessAfter, counted
 from ramify.web.steps import ShownStep, TaskTree
-from ramify.web.way import who_plays
 
 MOST_TEXT = 20_000
 """Characters of one text that a page holds."""
@@ -160,8 +160,10 @@ class DrawnTree:
     by: str = "success"
     """What colours show at first: ``success`` or ``credit``."""
     run: str = ""
-    plays: str = ""
-    """What a command must add to continue it: who plays, where the run does not name both."""
+    able: tuple[tuple[str, str, str], ...] = ()
+    """What can be done at a step: what it does, and the command before and after the step's node. To ask why takes a chance."""
+    who: str = ""
+    """What it takes to go on from a step, where the run does not name who plays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ def drawn(run: Run, tree: TaskTree, found: Outline, explained: Mapping[str, Mapp
     below, size, reach = _counts(found.choices)
     rivals, place = _rivals(found.choices, chances)
     scores, inside = _scores(run, tree, found), _inside(run, tree, found)
-    choices = []
+    choices, able = [], commands(run)
     for at, choice in enumerate(found.choices):
         by_why = counted_there and at == at_lost
         was = (before if by_why else chances[choice.parent]) if at and not choice.edit else None
@@ -238,7 +240,8 @@ def drawn(run: Run, tree: TaskTree, found: Outline, explained: Mapping[str, Mapp
         lost=at_lost,
         drop=-1 if found.drop is None else found.drop[1],
         forks=len(tree.forks),
-        plays=who_plays(run),
+        able=tuple(able.of_step()),
+        who="" if able.plays else able.go_on("", "what else may be done here"),
         left_out=found.left_out,
         credit_scale=scale,
         by="success" if any(one.change for one in choices) or not scale else "credit",

@@ -15,10 +15,10 @@ from ramify.render.result import Result, to_html
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep, tree_svg
 from ramify.rollout.attempts import Attempt
+from ramify.rollout.commands import run_name
 from ramify.trace.db import Run
 from ramify.trace.tree import Tree
 from ramify.web import pages
-from ramify.web.way import run_name
 
 MOST_PAGE = 8 << 20
 """Bytes of a run's page that a cell holds; of larger runs it holds the picture of one tree."""
@@ -40,8 +40,8 @@ def _cell(**values: Any) -> str:
 def _run(run: Run) -> str:
     page = pages.report_html(run)
     if len(page) <= MOST_PAGE:
-        return _cell(kind="run", page=page, name=run_name(run))
-    return _cell(kind="text", lines=[f"{run_name(run)}: too large for a cell. Open it with `ramify show RUN --web`."])
+        return _cell(kind="run", page=page, name=run_name(run.folder))
+    return _cell(kind="text", lines=[f"{run_name(run.folder)}: too large for a cell. Open it with `ramify show RUN --web`."])
 
 
 @shown.register

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ from ramify.render.sections import sections_of
 from ramify.render.svg import signed
 from ramify.render.terminal import short
 from ramify.render.trees import tree_svg
+from ramify.rollout.commands import commands, run_name
 from ramify.score.credit.protocol import meanings
 from ramify.stats.intervals import difference_of_proportions, paired_proportions, wilson
 from ramify.trace.db import Run
@@ -48,7 +48,7 @@ from ramify.web.potentials import potential_pictures
 from ramify.web.shares import share_picture
 from ramify.web.steps import START, ShownStep, TaskTree, merged, picture_steps, read_tree, step_text
 from ramify.web.tasks import TaskRow, task_rows
-from ramify.web.way import STATIONS, Nav, StoredAnswer, answers, in_code, key_of, left_off, run_name
+from ramify.web.way import STATIONS, Nav, StoredAnswer, answers, in_code, key_of, left_off
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -153,8 +153,8 @@ def _trees(run: Run, base: str, deciding: Decider, beside: Run | None, scorer: s
         trees.append(_tree_view(run, name, base, deciding))
         if beside is not None and name in theirs:
             other = _tree_view(beside, theirs[name], "", settled(beside, scorer))
-            other["data"] = replace(other["data"], run=run_name(beside))
-            trees.append(other | {"name": f"{theirs[name]} in {run_name(beside)}"})
+            other["data"] = replace(other["data"], run=run_name(beside.folder))
+            trees.append(other | {"name": f"{theirs[name]} in {run_name(beside.folder)}"})
     return trees
 
 
@@ -174,8 +174,8 @@ def _beside(run: Run, other: Run, deciding: Decider, theirs: Decider) -> dict[st
         change = "-" if gain is None else f"{signed_points(gain[0])} ({signed_points(gain[1][0])} to {signed_points(gain[1][1])})"
         shown.append([row.name, chance(row.success), chance(row.other_success), change])
     return {
-        "name": run_name(other),
-        "own": run_name(run),
+        "name": run_name(other.folder),
+        "own": run_name(run.folder),
         "rows": shown[:MOST_TASKS],
         "parting": [
             [
@@ -217,7 +217,7 @@ def _data(run: Run, base: str, trees: Sequence[Mapping[str, Any]], tasks: Sequen
     source = "/data" if tasks is not None else f"/data/tree/{quote(trees[0]['name'], safe='')}"
     drawn_tasks = None if tasks is None else tuple(row.drawn for row in tasks)
     drawn_trees = tuple(tree["data"] for tree in trees)
-    data = PageData(run_name(run), base, drawn_trees, drawn_tasks, base + source if base else "")
+    data = PageData(run_name(run.folder), base, drawn_trees, drawn_tasks, base + source if base else "")
     return data_block(codec.to_json(data, lean=True))
 
 
@@ -476,7 +476,7 @@ def _tree_view(run: Run, name: str, base: str, deciding: Decider) -> dict[str, A
         "lanes": lanes(tree),
         "lost": {one.node for node in findings.values() for one in node if one.maker == WHY and one.name != NOTHING},
         "why": [_why_view(one) for node in findings.values() for one in node if one.maker == WHY],
-        "ask": f"ramify why {shlex.quote(run_name(run))} {shlex.quote(visible(name))}",
+        "ask": commands(run).why(visible(name)) if unsaid < len(tree.attempts) else "",
     }
 
 

@@ -22,10 +22,11 @@ from ramify.render.escape import visible
 from ramify.render.numbers import percent, percent_interval
 from ramify.render.result import to_html
 from ramify.render.terminal import short
+from ramify.rollout.commands import run_name
 from ramify.trace.db import Run
 from ramify.web.pages import markup, page, stored_answers
 from ramify.web.shelf import STATES, ListedRun, Shelf
-from ramify.web.way import ENDPOINTS, QUESTIONS, Nav, advice, in_code, key_of, name_of, shown_path
+from ramify.web.way import ENDPOINTS, QUESTIONS, Nav, advice, in_code, key_of, name_of
 from ramify.web.words import WORDS
 
 ASKED_AGAIN = 60.0
@@ -111,7 +112,7 @@ def runs_html(shelf: Shelf, asked: Mapping[str, str]) -> str:
         back=back,
         filters=_filters(every, chosen, link),
         shown=plural(len(rows), "run") if not chosen else f"{len(rows)} of {plural(len(every), 'run')}",
-        folder=shown_path(shelf.root),
+        folder=run_name(shelf.root),
         cut=shelf.cut,
         page=at,
         pages=pages,
@@ -159,7 +160,7 @@ def needs(rows: Sequence[ListedRun]) -> list[Need]:
     first = "ramify rollout --attempts 12"
     if alive and here and repository is not None:
         first = f'ramify record --check "pytest -q" --model chat:MODEL@{urls[0]} -- {HARNESSES[here[0]]}'
-    why = f"ramify why {shlex.quote(shown_path(judged[0].folder))}" if judged else "ramify why RUN"
+    why = f"ramify why {shlex.quote(run_name(judged[0].folder))}" if judged else "ramify why RUN"
     return [
         Need(
             "A model that answers",
@@ -200,7 +201,7 @@ def home_html(shelf: Shelf) -> str:
         recent=[row_view(row) for row in rows[:RECENT]],
         count=len(rows),
         states=[(state, counts[state]) for state in STATES if counts[state]],
-        folder=shown_path(shelf.root),
+        folder=run_name(shelf.root),
     )
 
 

@@ -8,7 +8,6 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from urllib.parse import quote
 
 from ramify.base import codec
@@ -22,6 +21,7 @@ from ramify.render.escape import visible
 from ramify.render.numbers import number
 from ramify.render.result import Section, table
 from ramify.render.sections import sections_of_kept
+from ramify.rollout.commands import run_name
 from ramify.rollout.stored import named_components
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, KeptResult, Provenance
@@ -147,7 +147,7 @@ def _found(finding: Finding, kind: type[Why] | type[WhyContext], run: Run) -> St
     node = finding.node or ""
     about = f"{'attempt' if kind is Why else 'step'} {node[:12]}"
     try:
-        result = replace(codec.from_json(kind, finding.evidence), run=run_name(run))
+        result = replace(codec.from_json(kind, finding.evidence), run=run_name(run.folder))
     except UserError as error:
         return StoredAnswer(node, finding.why, about, (Section.of("", finding.why, f"It cannot be shown whole: {error}."),))
     key = result.attempt if isinstance(result, Why) else result.node
@@ -160,18 +160,6 @@ def in_code(text: str) -> list[tuple[str, bool]]:
     """``text`` in pieces, each with whether it stood between backticks."""
     parts = text.split("`")
     return [(part, at % 2 == 1 and at < len(parts) - 1) for at, part in enumerate(parts)]
-
-
-def run_name(run: Run) -> str:
-    """The run as commands name it: its folder, from the current one where it lies below."""
-    return shown_path(Path(run.folder))
-
-
-def shown_path(folder: Path) -> str:
-    """A folder as people read it: from the current one where it lies below."""
-    if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
-        folder = folder.relative_to(Path.cwd())
-    return visible(str(folder))
 
 
 def model_of(run: Run) -> str:
@@ -201,7 +189,7 @@ def _address(run: Run) -> str:
 def advice(run: Run, station: str) -> tuple[str, str]:
     """What to know before asking the question of a station (empty where nothing), and the command that does what comes next: it
     asks the question, or makes what it needs. Words in capitals stand for what nobody but the reader knows."""
-    words, plays = shlex.quote(run_name(run)), who_plays(run)
+    words, plays = shlex.quote(run_name(run.folder)), who_plays(run)
     if not any(success is not None for _, success in successes(run, settled(run))):
         outcomes = json.dumps({info.name: True for info in run.trees()[:1]}, ensure_ascii=False)
         says = f"Nobody said how the attempts ended. Say it in a file: `{visible(outcomes)}`, with an outcome for each task."
@@ -223,7 +211,7 @@ def advice(run: Run, station: str) -> tuple[str, str]:
 
 def left_off(run: Run) -> Iterator[LeftOff]:
     """What was begun in a run and is not done: the run itself, then verbs about it."""
-    named = shlex.quote(run_name(run))
+    named = shlex.quote(run_name(run.folder))
     kept = run.makers()
     resumed = LeftOff(f"ramify {run.kind}", f"ramify resume {named}")
     if run.kind == "improve":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -12,6 +11,7 @@ from ramify.base.words import plural
 from ramify.jobs.why.records import Chance
 from ramify.render.numbers import percent_interval
 from ramify.render.result import Result, Section, table
+from ramify.rollout.commands import NOBODY, Commands
 
 Together = Literal["one", "together", "each"]
 
@@ -63,6 +63,8 @@ class AboutStep(Result):
     failed: int = 0
     spent: bool = False
     run: str = ""
+    commands: Commands = NOBODY
+    """Those of the run, with who played."""
 
     @property
     def exit_code(self) -> int:
@@ -95,10 +97,12 @@ class WhyContext(AboutStep):
             for at, part in enumerate(cause.parts)
         ]
         yield Section.of("", self.headline, table(head, rows) if rows else None, self._counted())
-        name = shlex.quote(self.run)
         yield Section.of(
             "what to do next",
-            f"Look at it: `ramify show {name} --web`\nGo on from there: `ramify fork {name} {self.node[:12]} --n 32`",
+            "\n".join(
+                [f"Look at it: `{self.commands.show}`"]
+                + ([f"Go on from there: `{self.commands.fork(self.node)}`"] if self.commands.plays else [])
+            ),
         )
 
     def _counted(self) -> str:

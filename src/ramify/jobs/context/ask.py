@@ -22,6 +22,7 @@ from ramify.jobs.why.findings import found as stored_answers
 from ramify.jobs.why.records import Chance
 from ramify.model.function import AnyModel
 from ramify.model.protocol import Prefix, known_capabilities
+from ramify.rollout.commands import commands
 from ramify.rollout.edits import Change, saying
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import WhoPlays, episodes_in, other_agent
@@ -98,11 +99,10 @@ def step_of(run: Run, where: str) -> Node:
     else:
         named = [answer for answer in stored_answers(run, where or None) if answer.node is not None]
         if not named:
-            asked = f"ramify why {run.folder}{f' {where}' if where else ''}"
-            raise UserError(
-                f"no step was named yet: find one (`{asked}`), or name a reply by its id (`ramify why {run.folder} NODE "
-                "--context`)"
+            named_by = (
+                f"find one (`{commands(run).why(where)}`), or name a reply by its id (`{commands(run).why()} NODE --context`)"
             )
+            raise UserError(f"no step was named yet: {named_by}")
         node = run.node(str(named[-1].node))
     if node.role != "assistant":
         raise UserError(f"node {node.id[:12]} is a {node.role} message; name a reply of the agent")
@@ -120,8 +120,9 @@ class _Asked:
     """One step, as it can be asked again without parts of what was shown."""
 
     def __init__(self, run: Run, node: Node, question: ContextQuestion, who: WhoPlays) -> None:
+        able = commands(run, who)
         who = deciding_alone(run, who, question.outcome)
-        self.question, self.run = question, run
+        self.question, self.run, self.commands = question, run, able
         self.episodes, self.task = episodes_in(run, node, who)
         self.node = self._opening(node)
         self.position = self.episodes.prompts.at(self.node, 0)
@@ -303,6 +304,7 @@ def _answer(asked: _Asked, searched: Searched) -> WhyContext:
         failed=searched.failed,
         spent=searched.spent,
         run=str(asked.run.folder),
+        commands=asked.commands,
         caveats=tuple(caveats),
     )
 
@@ -358,9 +360,10 @@ def _finding(answer: WhyContext, asked: _Asked) -> Finding:
     name = NOTHING if answer.verdict == "none" else "because of what was shown"
     cause = answer.causes[0].parts[0] if answer.causes else None
     value = None if cause is None else points_less(cause.kept, cause.deleted)
-    command = f"ramify fork {answer.run} {answer.node[:12]}:0 --n 32"
     identity, evidence = identity_of(asked.question, asked.episodes), codec.to_json(answer)
-    return Finding(name, MAKER, answer.headline, answer.node, 0, command, value, "points less without it", evidence, identity)
+    return Finding(
+        name, MAKER, answer.headline, answer.node, 0, answer.commands.show, value, "points less without it", evidence, identity
+    )
 
 
 def identity_of(question: ContextQuestion, episodes: Episodes) -> dict[str, Any]:
@@ -375,4 +378,5 @@ def points_less(kept: Chance, other: Chance) -> float | None:
 
 def found_contexts(run: Run) -> list[WhyContext]:
     """What earlier calls found out and stored in ``run``."""
-    return [codec.from_json(WhyContext, finding.evidence) for finding in run.findings(maker=MAKER)]
+    answers = [codec.from_json(WhyContext, finding.evidence) for finding in run.findings(maker=MAKER)]
+    return [replace(answer, commands=answer.commands.of(run)) for answer in answers]

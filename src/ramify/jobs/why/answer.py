@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ramify.base.errors import EXIT_BUDGET, EXIT_DONE
 from ramify.base.words import plural
-from ramify.env.tools import effect_options
 from ramify.jobs.why import tables
 from ramify.jobs.why.parting import FirstParting, WholeDifference
 from ramify.jobs.why.records import LEAST, Alternative, Chance, Helped, LostByTool, Share, StepChance, ToolMove
 from ramify.render.result import Result, Section
+from ramify.rollout.commands import NOBODY, WHO, Commands
 
 NOTHING_TO_CHANGE = "--do changes the step that lost the attempt, and none stands out: nothing was changed."
 
@@ -53,8 +53,8 @@ class Why(Result):
     """The budget ended the search."""
     run: str = ""
     """The folder of the run."""
-    effects: Mapping[str, str] = field(default_factory=dict)
-    """What its tools were said to do, by name: the commands of ``sections`` say it again."""
+    commands: Commands = NOBODY
+    """Those of the run, with who played."""
     do: tuple[Helped, ...] | None = None
     """What would have helped; None where no change was asked for."""
     moves: tuple[ToolMove, ...] = ()
@@ -88,10 +88,7 @@ class Why(Result):
     @property
     def command(self) -> str:
         """What changes or shows it."""
-        if self.verdict == "none":
-            return f"ramify show {shlex.quote(self.run)} --web"
-        options = effect_options(self.effects) if self.counterfactual else ""
-        return f"ramify fork {shlex.quote(self.run)} {(self.node or '')[:12]} --n 32{options}"
+        return (self.verdict == "step" and self.commands.fork(self.node or "")) or self.commands.show
 
     @property
     def exit_code(self) -> int:
@@ -122,23 +119,25 @@ class Why(Result):
         return f"Attempt {self.attempt[:12]} of {self.tree}: {counts}."
 
     def _next(self) -> Iterable[str]:
-        name, options = shlex.quote(self.run), effect_options(self.effects)
-        asked = f"ramify why {name} {self.attempt[:12]}"
-        if not self.counterfactual:
-            if not self.free:
-                yield f"It is the only judged attempt at its task. Of a log, add others: `ramify import FILE --run {name}`"
-            yield f"To sample its steps again, say what plays: `ramify why {name} --model MODEL --env ENV`"
-        elif self.verdict == "step":
+        able, attempt = self.commands, self.attempt[:12]
+        if not self.counterfactual and not self.free:
+            yield f"It is the only judged attempt at its task. Of a log, add others: `ramify import FILE --run {able.name}`"
+        if not able.plays:
+            objects = "; in Python give ramify.why and ramify.fork_run the same model= and env= again"
+            yield f"`ramify why` samples its steps: {WHO}" + objects * self.counterfactual
+        elif not self.counterfactual:
+            yield f"Sample its steps again: `{able.why(attempt)}`"
+        elif self.verdict == "step" and self.do is None:
             best = next((one.action for one in self.alternatives if one.repeatable), "")
-            if self.do is None:
-                yield f"Change it: `{asked} --do {shlex.quote('action=' + best) if best else 'resample'}{options}`"
+            yield f"Change it: `{able.why(attempt, ' --do ' + (shlex.quote(f'action={best}') if best else 'resample'))}`"
+        elif self.verdict == "none" and self.several and self.share is None:
+            yield f"Several steps may have lost it together: `{able.why(attempt, ' --share')}`"
+        if able.plays and self.verdict == "step":
             yield f"Go on from there: `{self.command}`"
-        elif self.several and self.share is None:
-            yield f"Several steps may have lost it together: `{asked} --share{options}`"
-        if self.counterfactual and self.verdict != "step" and self.steps:
+        elif able.plays and self.steps:
             ids = ", ".join(f"{t}: {step.node[:12]}" for t, step in list(enumerate(self.steps, 1))[-8:])
-            yield f"Go on from any step: `ramify fork {name} NODE --n 32{options}`, with the NODE of a step ({ids})"
-        yield f"Look at it: `ramify show {name} --web`"
+            yield f"Go on from its last step, or from another ({ids}): `{able.fork(self.steps[-1].node)}`"
+        yield f"Look at it: `{able.show}`"
 
     def __repr__(self) -> str:
         return f"<why {self.tree!r}:\n {self.headline}>"

@@ -23,6 +23,7 @@ from ramify.jobs.why.search import searched
 from ramify.jobs.why.shares import shared
 from ramify.model.function import AnyModel
 from ramify.rollout.attempts import Attempt
+from ramify.rollout.commands import commands
 from ramify.rollout.stored import WhoPlays, episodes_in, named_components, other_agent
 from ramify.trace.db import Run
 from ramify.trace.outcome import Decider, settled
@@ -86,15 +87,15 @@ def explained(
             "credit is shared over steps that are sampled again: say what plays (a model and an environment) and leave samples "
             "for it"
         )
-    folder, effects = str(run.folder), dict(who.effects)
+    folder, able = str(run.folder), commands(run, who)
     if not again:
-        result = replace(recorded(read_case(run, view, deciding, None), question.level), run=folder, effects=effects)
+        result = replace(recorded(read_case(run, view, deciding, None), question.level), run=folder, commands=able)
         keep(run, result, question.identity(None))
         return result
     episodes, _ = episodes_in(run, first_reply(view), who)
     identity = question.identity(episodes.provenance)
     if (known := stored(run, view.info.name, view.leaf, identity)) is not None:
-        return replace(known, run=folder, effects=effects)  # the run may have been moved
+        return replace(known, run=folder, commands=able)  # the run may have been moved
     episodes.on_attempt = on_attempt
     caveats = other_agent(episodes, first_reply(view)) + cautions(episodes.agent.model)
     for caveat in caveats:
@@ -111,7 +112,7 @@ def explained(
             result = wait_for(shared(episodes, case, result, question))
     if result.spent:
         caveats += (sentences.spent(question.samples, question.share),)
-    result = replace(result, caveats=caveats, run=folder, effects=effects)
+    result = replace(result, caveats=caveats, run=folder, commands=able)
     keep(run, result, identity)
     return result
 

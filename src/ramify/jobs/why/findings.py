@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ramify.base import codec
@@ -21,7 +22,8 @@ NOTHING = "no step stands out"
 def found(run: Run, tree: str | None = None) -> list[Why]:
     """What earlier calls found out and stored in ``run``, of one ``tree`` or all;
     a record that is none (of a foreign run) is left out."""
-    return [why for one in run.findings(tree=tree, maker=MAKER) if (why := read(one)) is not None]
+    answers = [why for one in run.findings(tree=tree, maker=MAKER) if (why := read(one)) is not None]
+    return [replace(answer, commands=answer.commands.of(run)) for answer in answers]
 
 
 def read(finding: Finding) -> Why | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.predicates import UnreadableError, forbids
 from ramify.render.numbers import p_value, percent
 from ramify.render.result import Result, Section, Verbatim, table
+from ramify.rollout.commands import Commands
 from ramify.rollout.rules import CLASSES, SURVIVED, survival
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import Interval, wilson
@@ -612,17 +614,17 @@ class _Fate:
         )
 
 
-def findings(found: RuleAudit, run: Path) -> list[Finding]:
-    """What an audit of the run ``run`` found, as the run keeps it:
-    each loss of a rule, each forbidden call without it, and the verdict."""
+def findings(found: RuleAudit, able: Commands) -> list[Finding]:
+    """What an audit of a run, whose commands these are, found, as the run keeps it: each loss of a rule, each forbidden call
+    without it, and the verdict."""
     made = [Finding("rules", AUDIT, found.verdict, evidence={"sessions": found.sessions, "replies": found.replies})]
     for rule in found.rules:
         text = {"rule": rule.rule}
+        back = f" --edit {shlex.quote(json.dumps({'rule': {'add': rule.rule}}, ensure_ascii=False))} --n 32"
         for loss in rule.lost:
             why = f"what the model was shown no longer holds {rule.rule!r} ({loss.became})"
-            do = (
-                f"pin the rule (`ramify serve --middleware pins:FILE`), or put it back and compare: ramify fork {run} "
-                f'{loss.node[:12]} --edit FILE, with {{"rule": {{"add": ...}}}}'
+            do = "pin the rule (`ramify serve --middleware pins:FILE`), or put it back and compare: " + (
+                f"`{again}`" if (again := able.fork(loss.node, back)) else able.go_on(loss.node, "with it")
             )
             made.append(Finding("rule lost", AUDIT, why, loss.node, 0, do, evidence=codec.to_json(loss) | text))
         for call in rule.calls_without:

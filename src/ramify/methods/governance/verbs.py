@@ -23,6 +23,7 @@ from ramify.methods.governance.run import Bench, BenchConfig, NamedModel, report
 from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.render.result import Result, Section, table, to_document
 from ramify.render.terminal import progress
+from ramify.rollout.commands import commands_at
 from ramify.stats.intervals import Proportion
 from ramify.trace.sources import conclude
 
@@ -119,7 +120,7 @@ def audit(
     check_forks(fork, model, env, trust)
     known = lost_rules.read_rules(rules)
     found = lost_rules.audit(log, known, form)
-    made = lost_rules.findings(found, log)
+    made = lost_rules.findings(found, commands_at(log))
     why = conclude(log, lost_rules.AUDIT, made)
     if fork is not None:
         from ramify.methods.governance import restored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -76,8 +77,9 @@ class CreditReport(Result):
         values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         shown = {name: value for name, value in values.items() if isinstance(value, int | float)}
         lists = [_moves(values[name], names, title) for name, (title, names) in _SHOWN.items()]
-        why = f"The numbers behind a step, and what else was done in its state: `ramify graph-credit why {self.run} NODE`."
-        ask = why if self.run and (self.top_losses or self.top_gains) else ""
+        node = next((move.node for move in (*self.top_losses, *self.top_gains) if move.node), None)
+        asked = f"`ramify graph-credit why {shlex.quote(self.run)} {(node or '')[:12]}`"
+        ask = f"The numbers behind a step, and what else was done in its state: {asked}." if self.run and node else ""
         yield Section.of("", numbers(shown), self.verdict, *lists, ask)
 
 

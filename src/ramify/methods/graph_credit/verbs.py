@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from ramify.methods.graph_credit.report import CreditReport, RuleNumbers, StepCr
 from ramify.methods.graph_credit.rules import GraphCredit
 from ramify.methods.graph_credit.run import MAKER, StateGraph
 from ramify.render.result import Result, Section, Verbatim, table
+from ramify.rollout.commands import Commands, commands
 from ramify.score.credit.protocol import CreditGroup, credit_group, meanings
 from ramify.score.steps import UnscoredError, read_steps, write_rows
 from ramify.trace.db import Run
@@ -215,7 +217,7 @@ class CreditMarked(Result):
         """Two sentences."""
         sentence = (
             f"{self.credited} of {self.steps} steps of {self.run} have credit other than 0: see them with "
-            f"`ramify show {self.run} --web`"
+            f"`ramify show {shlex.quote(str(self.run))} --web`"
         )
         none = f"no step of {self.run} has any credit: all {self.steps} are 0"
         yield Section.of("", f"{sentence if self.credited else none}\n{self.verdict}")
@@ -248,7 +250,8 @@ def mark(options: Options, run: Annotated[Path, argument(help="Folder of a run."
         if len(unscored) == len(present):
             raise unscored[0]
         doubts += keys.doubts()
-        stored.conclude("graph-credit mark", [_finding(run, node, value, options) for node, value in decisive.items()])
+        able = commands(stored)
+        stored.conclude("graph-credit mark", [_finding(able, node, value, options) for node, value in decisive.items()])
         stored.commit()
     verdict = (
         f"{len(decisive)} of them stand out of chance" if decisive else "nothing stands out: no step's credit is more than chance"
@@ -294,11 +297,11 @@ def _why_node(source: Path, node: str, options: Options) -> StepCredit | RuleNum
     return replace(graph.why_node(name, options.level), caveats=(*doubts, *graph.doubts()))
 
 
-def _finding(run: Path, node: str, value: StepNumbers, options: Options) -> Finding:
+def _finding(able: Commands, node: str, value: StepNumbers, options: Options) -> Finding:
     """A decisive step, as the run keeps it."""
     names = ("A", "difference", "interval", "p", "p_corrected", "takers", "others")
     numbers = {name: getattr(value, name) for name in names}
-    do = f"ramify fork {run} {node[:12]} samples what else could have been done there"
+    do = able.go_on(node, "what else could have been done there")
     settings = options.to_json()
     return Finding(
         "decisive step", "graph-credit mark", value.sentence(), node, 0, do, value.difference, "reward", numbers, settings

@@ -30,6 +30,7 @@ from ramify.model.pair import IncompatiblePairError, Pair
 from ramify.render.numbers import p_value
 from ramify.render.result import Cell, Planned, Result, Section
 from ramify.render.terminal import progress
+from ramify.rollout.commands import Commands, commands_at
 from ramify.score.steps import write_rows
 from ramify.score.trajectories import MessageLayout, Trajectory, chat_layout, load_trajectories, plain_layout
 from ramify.trace.db import Run
@@ -303,7 +304,7 @@ def blame(
         "policy": records[0].policy,
         "reference": records[0].reference,
     }
-    lost = conclude(scores, BLAME, _findings(found, scores, settings))
+    lost = conclude(scores, BLAME, _findings(found, commands_at(scores), settings))
     played = [row.fork for row in found.blamed if row.fork]
     failed = bool(played and failure and all(test.confirmed is None for test in played))
     caveat = f"no step could be put to the test: every continuation failed, the first at {failure}" if failed else ""
@@ -412,8 +413,8 @@ def judge(
     return JudgedAttempts(len(values), tuple(failed), spent.to_json()["spent"], len(records), name)
 
 
-def _findings(found: reports.BlameReport, run: Path, settings: dict[str, Any]) -> list[Finding]:
-    """What blame found in the run ``run``, as the run keeps it: the verdict, and the steps most to blame."""
+def _findings(found: reports.BlameReport, able: Commands, settings: dict[str, Any]) -> list[Finding]:
+    """What blame found in a run, whose commands these are, as the run keeps it: the verdict, and the steps most to blame."""
     made = [Finding("blame", BLAME, found.verdict, evidence=codec.to_json(found.floor), identity=settings)]
     for row in found.blamed:
         if row.node is not None:
@@ -422,8 +423,7 @@ def _findings(found: reports.BlameReport, run: Path, settings: dict[str, Any]) -
                 sides = [f"{side.successes}/{side.n}" for side in (row.fork.before, row.fork.after)]
                 p = p_value(row.fork.p_corrected)
                 why += f"; success was {sides[0]} from before it and {sides[1]} from after it, p {p}: {row.fork.word}"
-            fork = f"ramify fork {run} {row.node[:12]}"
-            do = f"{fork} (with --model and --env where the run names none) samples what else could have been done there"
+            do = able.go_on(row.node, "what else could have been done there")
             evidence = codec.to_json(row)
             made.append(Finding("step to blame", BLAME, why, row.node, 0, do, row.grade, "nats", evidence, settings))
     return made

@@ -18,6 +18,7 @@ from ramify.methods.maze_recovery.audit import RecoveryAudit, audit_traces
 from ramify.methods.maze_recovery.build import BuildConfig, SetSummary, SftSet, build_sft, check_masks
 from ramify.methods.maze_recovery.run import audit_replies, detector_for, doubts, mark, on_labels
 from ramify.methods.maze_recovery.traces import ReplyAudit
+from ramify.rollout.commands import Commands, commands_at
 from ramify.score.judge import Judge
 from ramify.score.steps import write_rows
 from ramify.trace.keys import scrub
@@ -82,7 +83,7 @@ def audit(
         found = audit_replies(traces, detector, options.labels)
     if out is not None:
         write_rows(out, codec.to_json(found.per_trace))
-    lost = conclude(source, AUDIT, _findings(found, source, options))
+    lost = conclude(source, AUDIT, _findings(found, commands_at(source), options))
     return replace(found, caveats=(*filter(None, [lost]), *found.caveats))
 
 
@@ -118,8 +119,8 @@ def build(
     return replace(made.summary, form=options.form, rows=len(rows), out=str(out), spent=spent.spent, caveats=caveats)
 
 
-def _findings(found: RecoveryAudit | ReplyAudit, run: Path, options: AuditOptions) -> list[Finding]:
-    """What an audit of the run ``run`` found, as the run keeps it:
+def _findings(found: RecoveryAudit | ReplyAudit, able: Commands, options: AuditOptions) -> list[Finding]:
+    """What an audit of a run, whose commands these are, found, as the run keeps it:
     the verdict with all its numbers, and the dead ends that are more than chance."""
     settings = options.model_dump(mode="json", exclude_defaults=True)
     numbers = codec.to_json({name: value for name, value in vars(found).items() if name not in ("per_trace", "verdict")})
@@ -129,7 +130,7 @@ def _findings(found: RecoveryAudit | ReplyAudit, run: Path, options: AuditOption
             continue
         untried = f"; untried there: {', '.join(end.untried)}" if end.untried else ""
         why = f"no attempt that was in the state {end.state} succeeded{untried}"
-        do = f"ramify fork {run} {end.node[:12]} samples other ways out of it" if end.node else ""
+        do = able.go_on(end.node, "other ways out of it") if end.node else ""
         evidence = codec.to_json(end)
         made.append(Finding("dead end", AUDIT, why, end.node, 0, do, end.visits, "visits", evidence, settings))
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -136,7 +137,7 @@ class TreeReport(Result):
         shown |= {"mixed": f"{self.mixed:.3f} ({low:.3f} to {high:.3f})"}
         texts = {name: ", ".join(value) if isinstance(value, tuple | dict) else value for name, value in shown.items()}
         none = "" if self.mixed else "Every group is uniform: there is nothing to train on."
-        look = f"Look at them with `ramify show {self.run} --web`." if self.run else ""
+        look = f"Look at them with `ramify show {shlex.quote(self.run)} --web`." if self.run else ""
         yield Section.of("", numbers({name: value for name, value in texts.items() if value != ""}), none, look)
         if self.against is not None:
             yield from self.against.sections()
