@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     given = {_NO_CALLS: "--ramify-no-real-calls", _ACCEPT: "--ramify-accept"}
     before = {name: os.environ.get(name) for name, option in given.items() if config.getoption(option)}
     config.stash[_before] = before
-    os.environ.update({name: "1" for name in before})
+    os.environ.update(dict.fromkeys(before, "1"))
     if config.getoption("--ramify-diagnose") and not hasattr(config, "workerinput"):
         from ramify.integrations.pytest.diagnose import Diagnose
 
