@@ -139,8 +139,8 @@ def step_in(run: Run, where: str, scorer: str | None = None, target: str | None 
         ]
         if through and all(view.success is False for view in through):
             raise UserError(
-                f"the attempt through node {node.id[:12]} failed, so doing the same again tests nothing: say with --expect what it "
-                "should do (calls:TOOL, not:calls:TOOL, says:REGEX, a judge, outcome)"
+                f"the attempt through node {node.id[:12]} failed, so doing the same again tests nothing: say with --expect what "
+                "it should do (calls:TOOL, not:calls:TOOL, says:REGEX, a judge, outcome)"
             )
     return node, target
 
@@ -360,7 +360,7 @@ UNKNOWN = """
 
 
 def write_test(step: RecordedStep, node: Node, run: Run, target: StepTarget, test: RateTest, path: Path) -> None:
-    """Write the test ``path`` and its data beside it. Raises UserError where the file is no Python file, or another is there."""
+    """Write the test ``path`` and its data beside it. Raises UserError where it names another kind of file, or one is there."""
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise UserError(f"--write names a Python file that can be imported, as tests/test_step.py, not {path}")
     if not path.parent.is_dir():
