@@ -108,7 +108,7 @@ def tell(
     if junit is not None and not plan:
         from ramify.jobs.junit import junit_of
 
-        write_whole(junit, junit_of(f"ramify test {run}", result.junit()))  # type: ignore[union-attr]  # it is no plan
+        write_whole(junit, junit_of(f"ramify test {run}", result.junit()))  # type: ignore[union-attr]  # no plan
     return result
 
 

@@ -24,13 +24,13 @@ def junit_of(suite: str, cases: Sequence[JunitCase]) -> str:
     failed, skipped = sum(bool(case.failure) for case in cases), sum(bool(case.skipped) for case in cases)
     root = Element("testsuites", name="ramify")
     counts = {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "skipped": str(skipped)}
-    made = SubElement(root, "testsuite", {"name": sanitize(suite, flatten=True), **counts})
+    listed = SubElement(root, "testsuite", {"name": sanitize(suite, flatten=True), **counts})
     for case in cases:
-        entry = SubElement(made, "testcase", classname="ramify test", name=sanitize(case.name, flatten=True))
+        entry = SubElement(listed, "testcase", classname="ramify test", name=sanitize(case.name, flatten=True))
         if case.properties:
-            listed = SubElement(entry, "properties")
+            about = SubElement(entry, "properties")
             for name, value in case.properties.items():
-                SubElement(listed, "property", name=name, value=sanitize(value, flatten=True))
+                SubElement(about, "property", name=name, value=sanitize(value, flatten=True))
         for kind, why in (("failure", case.failure), ("skipped", case.skipped)):
             if why:
                 SubElement(entry, kind, message=sanitize(why.splitlines()[0], flatten=True)).text = sanitize(why)

@@ -139,8 +139,8 @@ def step_in(run: Run, where: str, scorer: str | None = None, target: str | None 
         ]
         if through and all(view.success is False for view in through):
             raise UserError(
-                f"the attempt through node {node.id[:12]} failed, so doing the same again is no test: say with --expect what it "
-                "should do (calls:TOOL, not:calls:TOOL, says:REGEX, a judge, outcome)"
+                f"the attempt through node {node.id[:12]} failed, so doing the same again tests nothing: say with --expect what "
+                "it should do (calls:TOOL, not:calls:TOOL, says:REGEX, a judge, outcome)"
             )
     return node, target
 
@@ -178,7 +178,7 @@ class _Arm:
         settings = self.agent.settings(self.agent.sampling)
         about = json_hash([asked[-1].lines(), weights, settings, self.target.identity, self.step.seed])
 
-        async def one(index: int) -> tuple[bool | None, str]:
+        async def sampled(index: int) -> tuple[bool | None, str]:
             key = f"{about}/{index}"
             if key not in known:
                 async with gate:
@@ -191,7 +191,7 @@ class _Arm:
                 known[key] = {"yes": yes, "said": short(said, 200)}
             return known[key]["yes"], str(known[key]["said"])
 
-        for yes, said in await asyncio.gather(*(one(self.done + i) for i in range(n))):
+        for yes, said in await asyncio.gather(*(sampled(self.done + i) for i in range(n))):
             self.repeated.add(yes, said or "(nothing)")
         self.done += n
 
@@ -270,7 +270,9 @@ def compared_step(
 ) -> TestedVersions:
     """The agent of ``run`` against that of ``other`` at one step, sampled in turns: each asks what its own environment, where it
     names one, asks at that step today. Raises UserError where the other run names no model."""
-    first = next((one for info in other.trees() for one in other.tree(info.name).nodes.values() if one.role == "assistant"), None)
+    first = next(
+        (reply for info in other.trees() for reply in other.tree(info.name).nodes.values() if reply.role == "assistant"), None
+    )
     if first is None:
         raise UserError(f"{other.folder} holds no reply of an agent")
     arms = []
@@ -358,7 +360,7 @@ UNKNOWN = """
 
 
 def write_test(step: RecordedStep, node: Node, run: Run, target: StepTarget, test: RateTest, path: Path) -> None:
-    """Write the test ``path`` and its data beside it. Raises UserError where the file is no Python file, or another is there."""
+    """Write the test ``path`` and its data beside it. Raises UserError where it names another kind of file, or one is there."""
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise UserError(f"--write names a Python file that can be imported, as tests/test_step.py, not {path}")
     if not path.parent.is_dir():

@@ -255,7 +255,7 @@ async def fork(
     wanted = [WantedArm(node.id, offset, edit, key, start)]
     if edit and control:
         wanted.append(WantedArm(node.id, at, key=key and f"{key}/control", start=None if start is None else start + n))
-    edited, *controls = await arms(episodes, tree, task, wanted, n, purpose, counted)
+    edited, *controls = await arms(episodes, tree, task, wanted, n, purpose, counted=counted)
     return Fork(node.id, at, edit, after, edited, controls[0] if controls else None, None, plan.diff)
 
 

@@ -48,7 +48,7 @@ OUTCOME = "outcome"
 """The target that is the attempt's success: it is played on from the step to its end."""
 FORMAT = 1
 ACCEPT = "RAMIFY_ACCEPT"
-"""Environment variable: what the agent asks now is written into the file, in place of what was recorded."""
+"""Environment variable: what the agent asks now is written into the file, instead of what was recorded."""
 _LINES = "lines of text"
 """A text of several lines is a list of them in the file, so that a change of one is a change of one line."""
 
@@ -91,7 +91,7 @@ def _diff(before: Sequence[str], now: Sequence[str]) -> str:
     for line in difflib.unified_diff(before, now, "recorded", "now", lineterm="", n=2):
         if hunk := _HUNK.match(line):
             above = before[: int(hunk[1])]
-            line = f"@@ {next((one for one in reversed(above) if _PLACE.match(one)), '')} @@"
+            line = f"@@ {next((place for place in reversed(above) if _PLACE.match(place)), '')} @@"
         lines.append(line)
     return "\n".join(lines)
 
@@ -140,16 +140,16 @@ class RecordedStep:
         tree = run.tree(node.tree)
         while not node.opens:
             node = tree.node(str(node.parent))
-        path = [one for one, _ in tree.path(node.id).segments]
-        opening = [at for at, one in enumerate(path) if one.role == "assistant" and one.opens]
+        path = [part for part, _ in tree.path(node.id).segments]
+        opening = [at for at, part in enumerate(path) if part.role == "assistant" and part.opens]
         replies = []
         for number, at in enumerate(opening):
             before = tree.path(path[at - 1].id)
             request = AskedRequest.of(as_messages(seen(before, tree.node, run.context)))
             end = opening[number + 1] if number + 1 < len(opening) else at + 1
-            turn = [one for one in path[at:end] if one.role == "assistant"] or [path[at]]
-            (said,) = as_messages([(one, 0, len(one)) for one in turn])
-            runs = [dict(entry) for one in path[at:end] for entry in one.data.get(RUNS) or ()]
+            turn = [part for part in path[at:end] if part.role == "assistant"] or [path[at]]
+            (said,) = as_messages([(part, 0, len(part)) for part in turn])
+            runs = [dict(entry) for part in path[at:end] for entry in part.data.get(RUNS) or ()]
             replies.append(RecordedReply(request, plain(_reply(said)), turn[-1].stop, plain(runs)))
         below = _first_below(run, node)
         task, _ = task_of(run, node.tree)
@@ -159,7 +159,7 @@ class RecordedStep:
             str(run.config.get("model") or ""),
             plain({name: value for name, value in sampling_in(run.config).items() if name != "stop_tokens"}),
             sample_key(int(run.config.get("seed", 0)), ("env", node.tree)),
-            plain([dict(entry) for one in below for entry in one.data.get(RUNS) or ()]),
+            plain([dict(entry) for part in below for entry in part.data.get(RUNS) or ()]),
             agent,
         )
 
@@ -360,7 +360,7 @@ def recorded_step(test: str | Path, agent: AnyEnvironment | None = None) -> Reco
 async def _reply_to(
     sampler: Sampler, agent: Agent, request: AskedRequest, tools: Sequence[Mapping[str, Any]], index: int
 ) -> tuple[Message, tuple[Message, ...]]:
-    read = (replace(read_message(one, "a message"), sent=one) for one in request.messages)
+    read = (replace(read_message(message, "a message"), sent=message) for message in request.messages)
     messages = tuple(read)
     position = ("test", json_hash([plain(list(request.messages)), plain(dict(request.fields))]))
     prefix = Prefix(_tokens(agent.template, messages), messages, tuple(tools), request.fields)
@@ -387,8 +387,8 @@ def _answers(entry: RecordedReply, following: RecordedReply) -> list[Message]:
     if entry.runs:
         return [_recorded(entry.runs)]
     ids = {call.get("id") for call in entry.reply.get("tool_calls") or () if isinstance(call, Mapping)}
-    read = [read_message(one, "a message") for one in following.request.messages if one.get("role") == "tool"]
-    return [one for one in read if one.data.get("tool_call_id") in ids] or [_recorded(())]
+    read = [read_message(message, "a message") for message in following.request.messages if message.get("role") == "tool"]
+    return [message for message in read if message.data.get("tool_call_id") in ids] or [_recorded(())]
 
 
 def _first_below(run: Run, node: Node) -> list[Node]:
