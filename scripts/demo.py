@@ -10,6 +10,7 @@ import io
 import json
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from ramify.cli.main import main
@@ -22,15 +23,23 @@ from ramify.trace.sources import next_run
 SHORT = "--tokens 45000 --updates 20 --eval-episodes 200 --changes 0"
 """A short training: `ramify improve` without settings takes 150,000 tokens."""
 OWN = """
-Your own agent, in its git repository, with a check that says whether the work is done:
-  ramify record -n 8 --check "pytest -q" --model chat:MODEL@URL -- COMMAND   # runs it eight times, as it is
-  ramify why runs/record-1                                                   # which step lost it
-  ramify fix runs/record-1 --rule "Run the tests before you edit."           # which change makes it better, beyond luck"""
+Your own agent, in its git repository, with a check that decides:
+  ramify record -n 8 --check "pytest -q" --model chat:MODEL@URL -- COMMAND
+  ramify why runs/record-1
+  ramify fix runs/record-1 --rule "Run the tests before you edit."
+Run it eight times as it is; which step lost it; which change helps."""
+WIDE = 78
 
 
 def step(number: int, says: str, *words: str, shown: bool = True) -> None:
     """Say what comes, and run one command as if it were typed. Ends the program where it fails."""
-    print(f"\n{number}. {says}\n$ ramify {shlex.join(words)}", flush=True)
+    lines = ["$ ramify"]
+    for word in map(shlex.quote, words):
+        if len(lines[-1]) + len(word) + 3 > WIDE:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    print("", *textwrap.wrap(f"{number}. {says}", WIDE), *lines, sep="\n", flush=True)
     with contextlib.nullcontext() if shown else contextlib.redirect_stdout(io.StringIO()):
         code = main(list(words))
     if code:
@@ -70,8 +79,16 @@ def demo(settings: Sequence[str]) -> None:
     if worst is not None:
         best = next((one.action for one in worst.alternatives if one.repeatable), "")
         edit = ["--edit", json.dumps({"replace": best})] if best else []
-        step(4, "Fork it there, and do the other thing instead: what would have won?", "fork", tries, str(worst.node)[:12], *edit)
-        print(f"\n{worst.headline.replace('`', '')}")
+        edit += ["--n", "64"]
+        step(
+            4,
+            "Go back there and do the other thing: does it win more often than the agent left alone?",
+            "fork",
+            tries,
+            str(worst.node)[:12],
+            *edit,
+        )
+        print("", *textwrap.wrap(worst.headline.replace("`", ""), WIDE), sep="\n")
     print(f"\nSee it, step by step: .venv/bin/ramify show {shlex.quote(tries)} --web\n{OWN}", flush=True)
 
 
