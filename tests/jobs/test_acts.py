@@ -10,8 +10,10 @@ import pytest
 from queue_runs import halls_run, steps_of_a
 
 from ramify.base.errors import UserError
+from ramify.integrations.harnesses.commands import CommandSettings
 from ramify.jobs.acts import act_of
 from ramify.jobs.collect import RolloutConfig
+from ramify.jobs.recording import settings_of
 from ramify.trace.db import Run
 from ramify.trace.node import AttemptRecord, make_node
 
@@ -89,3 +91,18 @@ def test_a_run_that_names_no_agent_is_not_played(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to continue with"):
         act_of("fork", tmp_path / "run", {"node": reply})
     assert act_of("why", tmp_path / "run", {}).words[0] == "why"  # it compares what is there
+
+
+def test_more_attempts_of_a_recorded_command_are_its_own_command_line(tmp_path: Path) -> None:
+    command = CommandSettings(
+        ("my-agent", "--write", "a b; c"), str(tmp_path), "0" * 40, "test -f 'x y'", effects={"mail": "replay"}
+    )
+    settings = settings_of(model="builtin", env=f"command:{command.to_text()}", attempts=2, seed=7).to_json()
+    with Run.begin(tmp_path / "run", "record", settings, {}, {}) as run:
+        one_reply(run)
+    act = act_of("record", tmp_path / "run", {"n": "3"})
+    at = act.words.index("--")
+    assert act.words[at + 1 :] == command.command
+    assert act.attempts == 3
+    options = {"--n=4", f"--repo={tmp_path}", f"--check={check}", "--effect=mail=replay", "--model=builtin", "--seed=7"}
+    assert options <= set(act.words[:at])

@@ -43,7 +43,7 @@ Make an agent better   improve     attempts, credit per step, training, report
                        resume      continue what was interrupted
 Serve                  serve       a model, or a gateway, for OpenAI clients
                        mcp         runs as tools of a coding agent
-Keep and convert runs  import      read other tools' traces   export  write for them
+Keep and convert runs  import      other tools' traces   export  write for them
 Parts and setup        doctor      what is installed, missing or broken
                        list        name models, judges, methods, other parts
                        new         write the skeleton of a part of your own
