@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ramify.cli.show import HOST, PORT, TOKEN
-from ramify.kit import Verbs, argument, option
+from ramify.kit import Json, Verbs, argument, option
 
 app = Verbs("ui")
 
@@ -21,6 +21,7 @@ def ui(
         bool,
         option("--token", help="Require a token from visitors: RAMIFY_TOKEN, or one that is generated and printed once."),
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Serve all runs of a folder as pages on this machine until Ctrl-C: their state, what was left off, and for each run the way
     from a record to a cause, a fix and a test. It only reads."""
@@ -28,4 +29,4 @@ def ui(
     from ramify.web.server import ServedRuns, serve_pages
 
     shown = ServedRuns.of(folder) if (folder / FILE).is_file() else ServedRuns(folder.absolute())
-    serve_pages(shown, host, port, os.environ.get(TOKEN, "") if token else None)
+    serve_pages(shown, host, port, os.environ.get(TOKEN, "") if token else None, as_json)
