@@ -97,7 +97,7 @@ def test_the_text_that_helps_is_accepted_and_its_patch_applies(
     recorded(server, n=1)
     state = [("status", "--porcelain"), ("rev-parse", "HEAD"), ("branch", "-a"), ("log", "--format=%H")]
     before = [git(repo, *words) for words in state]
-    words = ["--file", "repo/AGENTS.md", "--try", "helps.md", "--attempts", "4", "--level", "0.2"]
+    words = ["--file", "repo/AGENTS.md", "--try", "helps.md", "--attempts", "4", "--level", "0.5"]
     assert main(["fix", "run", *words, "--dry-run"]) == 0
     assert "8" in capsys.readouterr().out
     found = told(capsys, *words, "--write", ".")
@@ -178,7 +178,7 @@ def test_mistakes_with_files_are_one_sentence(repo: Path, server: ChatServer, ca
         Path(name).write_text(text)
     for words, said in (
         (["--file", "repo/AGENTS.md"], "there is no candidate"),
-        (["--file", "/etc/hostname", "--try", "helps.md"], "is no file in the repository"),
+        (["--file", "/etc/hostname", "--try", "helps.md"], "is not a file in the repository"),
         (["--file", "repo/skills", "--try", "helps.md", "--attempts", "0"], "--attempts"),
         (["--file", "repo/AGENTS.md", "--try", "same.md"], "there is nothing to try"),
         (["--file", "repo/AGENTS.md", "--try", "two.diff"], "is a diff of 2 files"),

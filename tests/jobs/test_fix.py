@@ -145,7 +145,7 @@ def test_three_plain_candidates_of_a_cause(tmp_path: Path, capsys: pytest.Captur
 def test_what_a_model_said_is_read_strictly() -> None:
     said = read_proposals("a <edit> One. </edit><edit>One.</edit><edit>\n</edit><edit>Two.</edit>", "m")
     assert said.edits == {"m 1": {"rule": {"add": "One."}}, "m 2": {"rule": {"add": "Two."}}}
-    assert (said.made, said.unread) == (4, 2)
+    assert (said.meant, said.unread) == (4, 2)
     assert read_proposals("Be careful.", "m") == Proposals({}, 1, 1)
     many = read_proposals("".join(f"<edit>{i}</edit>" for i in range(9)), "m")
     assert (len(many.edits), many.unread) == (3, 6)

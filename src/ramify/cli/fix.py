@@ -159,7 +159,7 @@ def fix(
     if write is not None and not write.is_dir() and not write.parent.is_dir():
         raise UserError(f"cannot write {write}: there is no folder {write.parent}")
     question, success = FixQuestion(n, tasks, attempts, level, target), Success()
-    who, made, unread = WhoPlays(model, env, trust, read_effects(effect or [])), 0, 0
+    who, meant, unread = WhoPlays(model, env, trust, read_effects(effect or [])), 0, 0
     wanted(target)
 
     def on_attempt(attempt: Attempt) -> None:
@@ -170,13 +170,13 @@ def fix(
         edits, file = tried.candidates(opened, who)
         if tried.propose is not None:
             proposed = proposals(opened, place_of(opened, where), tried.propose, file)
-            edits, made, unread = {**edits, **proposed.edits}, proposed.made, proposed.unread
+            edits, meant, unread = {**edits, **proposed.edits}, proposed.meant, proposed.unread
             if not edits:
                 raise UserError(f"--propose {tried.propose.partition('@')[0]}: none of what it proposed could be read as an edit")
         candidates = check_candidates(edits)
         bar.begin(question.most(candidates, tasks, True), 0, "", "attempts at most")
         judge(opened, who)
-        result = fixed(opened, candidates, settled(opened, scorer), where, question, who, on_attempt, (made, unread))
+        result = fixed(opened, candidates, settled(opened, scorer), where, question, who, on_attempt, (meant, unread))
     return result if write is None or result.accepted is None else replace(result, wrote=_write(write, result, result.accepted))
 
 

@@ -175,14 +175,14 @@ class AgentEnvironment:
 
     def _checked_out(self) -> Path:
         if self.repo is None:
-            raise UserError(f"the agent '{self.name}' is no command that works in a git repository, so it has no file to edit")
+            raise UserError(f"the agent '{self.name}' does not work in a git repository, so it has no file to edit")
         return Path(self.repo)
 
     def begins(self, task: Task) -> str:
         """The commit that attempts at a task begin with. Raises UserError where the task names none."""
         base = str(task.data.get(BASE) or self.base)
         if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", base):
-            raise UserError(f"the task '{task.id}' names as its base {base[:60]!r}, which is no commit")
+            raise UserError(f"the task '{task.id}' names as its base {base[:60]!r}, which is not a commit")
         return base
 
     def asked(self, recorded: Task) -> Task:

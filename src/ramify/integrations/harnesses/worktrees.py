@@ -80,7 +80,7 @@ def file_at(repo: Path, base: str, name: str) -> tuple[str, str]:
     top = Path(git(repo, "rev-parse", "--show-toplevel")).resolve()
     path = next((full for folder in (Path.cwd(), repo) if (full := (folder / name).resolve()).is_relative_to(top)), None)
     if path is None or path == top:
-        raise UserError(f"--file {name} is no file in the repository {top}, in checkouts of which the attempts work")
+        raise UserError(f"--file {name} is not a file in the repository {top}, in checkouts of which the attempts work")
     inside = path.relative_to(top).as_posix()
     listed = git(top, "ls-tree", base, "--", f":(literal){inside}").split()
     if not listed:
@@ -106,8 +106,8 @@ def commit_with(repo: Path, base: str, path: str, text: str) -> str:
         git(top, "update-index", "--add", "--cacheinfo", f"{mode},{blob},{path}", **own)
         tree = git(top, "write-tree", **own)
     _, rest = _git_bytes(top, "cat-file", "commit", base).split(b"\n", 1)
-    made = _git_bytes(top, "hash-object", "-t", "commit", "-w", "--stdin", given=b"tree %s\n%s" % (tree.encode(), rest))
-    commit = made.decode().strip()
+    written = _git_bytes(top, "hash-object", "-t", "commit", "-w", "--stdin", given=b"tree %s\n%s" % (tree.encode(), rest))
+    commit = written.decode().strip()
     with _git:
         git(top, "update-ref", f"refs/ramify/{commit}", commit)
     return commit

@@ -358,7 +358,7 @@ def _kept(run: Run, call: int) -> Fixes | None:
 def _confirmed(
     playing: _Playing, names: Sequence[str], tasks: Sequence[tuple[str, Node]], question: FixQuestion, key: str
 ) -> Iterable[ConfirmedFix]:
-    """Whole attempts in looks; a candidate that is accepted at one, or is no better there, is played no further."""
+    """Whole attempts in looks; a candidate that is accepted at one, or not better there, is played no further."""
     looks = question.looks(len(tasks))
     level = question.level / len(names) / len(looks)
     none = Counts(0, 0)

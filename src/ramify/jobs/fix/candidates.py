@@ -15,7 +15,7 @@ from ramify.trace.db import Run
 Edit = Mapping[str, Any]
 FILE = "file"
 """``{"file": {"path": "AGENTS.md", "old": "...", "text": "..."}}``: attempts begin with this text in the file, instead of the old
-one. It is no edit of a fork, whose history it would have to change."""
+one. A fork cannot make it: it would have to change the history."""
 CANDIDATES = ("rule", "insert", "tool", FILE)
 """Edits that mean the same at every task. An edit of ``history`` changes one conversation, and ``append`` one reply."""
 

@@ -57,7 +57,7 @@ class Proposals:
     """Candidates by name, how many were meant as such, and how many of them could not be read."""
 
     edits: dict[str, Edit]
-    made: int
+    meant: int
     unread: int = 0
 
 
@@ -133,7 +133,7 @@ def read_proposals(reply: str, who: str, file: EditedFile | None = None) -> Prop
     """Candidates in what a model said. Not read are an edit without its end or its text, one that was there before, one that
     changes nothing, and any beyond :data:`MOST`; a reply without any is one that could not be read."""
     texts = [text.strip() for text in _MARKED.findall(reply)]
-    made = max(reply.count("<edit>"), 1)
+    meant = max(reply.count("<edit>"), 1)
     distinct = [text for text in dict.fromkeys(texts) if text]
     if file is not None:
         distinct = [text for text in distinct if text != file.old.strip()]
@@ -143,4 +143,4 @@ def read_proposals(reply: str, who: str, file: EditedFile | None = None) -> Prop
         edits[name] = (
             {"rule": {"add": text}} if file is None else {FILE: {"path": file.path, "old": file.old, "text": f"{text}\n"}}
         )
-    return Proposals(edits, made, made - len(edits))
+    return Proposals(edits, meant, meant - len(edits))
