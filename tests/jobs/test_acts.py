@@ -94,9 +94,8 @@ def test_a_run_that_names_no_agent_is_not_played(tmp_path: Path) -> None:
 
 
 def test_more_attempts_of_a_recorded_command_are_its_own_command_line(tmp_path: Path) -> None:
-    command = CommandSettings(
-        ("my-agent", "--write", "a b; c"), str(tmp_path), "0" * 40, "test -f 'x y'", effects={"mail": "replay"}
-    )
+    words, check = ("my-agent", "--write", "a b; c"), "test -f 'x y'"
+    command = CommandSettings(words, str(tmp_path), "0" * 40, check, effects={"mail": "replay"})
     settings = settings_of(model="builtin", env=f"command:{command.to_text()}", attempts=2, seed=7).to_json()
     with Run.begin(tmp_path / "run", "record", settings, {}, {}) as run:
         one_reply(run)
