@@ -55,9 +55,8 @@ Study a checkpoint     crosscoder, implicit-advantage, cliffs, early-decision
 Credit and sampling    graph-credit, tree-rollouts, maze-recovery
 Motives and rules      forensics, governance, theory-loop
 Judges and tests       judge-evolution, verify-or-ship
-Bugs and slow code     diagnose, kernel-search
 Memory, simulation     earned-code-memory, world-model
-Speed and routing      dspark, orchestrator
+Code, speed, routing   diagnose, kernel-search, dspark, orchestrator
 """
 """What ``ramify --help`` prints: a text, so that nothing is loaded for it."""
 HELP = {"--help", "-h", "--help-all"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ramify.cli.show import HOST, PORT, TOKEN
-from ramify.kit import Verbs, argument, option
+from ramify.kit import Json, Verbs, argument, option
 
 app = Verbs("ui")
 
@@ -30,6 +30,7 @@ def ui(
             "a budget.",
         ),
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Serve all runs of a folder as pages on this machine until Ctrl-C: their state, what was left off, and for each run the way
     from a record to a cause, a fix and a test. Without --act it only reads."""
@@ -37,4 +38,4 @@ def ui(
     from ramify.web.server import ServedRuns, serve_pages
 
     shown = ServedRuns.of(folder) if (folder / FILE).is_file() else ServedRuns(folder.absolute())
-    serve_pages(replace(shown, act=act), host, port, os.environ.get(TOKEN, "") if token else None)
+    serve_pages(replace(shown, act=act), host, port, os.environ.get(TOKEN, "") if token else None, as_json)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ramify.base.errors import RamifyError, UserError
-from ramify.render.terminal import say
+from ramify.render.terminal import emit, say
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.outcome import settled
@@ -275,8 +275,10 @@ def address(host: str, listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
 
 
-def serve_pages(shown: ServedRuns, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
-    """Serve the pages until Ctrl-C. Port 0 takes a free one; the address is printed.
+def serve_pages(
+    shown: ServedRuns, host: str = "127.0.0.1", port: int = 0, token: str | None = None, as_json: bool = False
+) -> None:
+    """Serve the pages until Ctrl-C. Port 0 takes a free one; the address is printed, as JSON with ``as_json``.
 
     An empty ``token`` has one made up, which is then part of the address.
     Raises like :func:`open_server` and :func:`guarded_pages`.
@@ -285,5 +287,8 @@ def serve_pages(shown: ServedRuns, host: str = "127.0.0.1", port: int = 0, token
     server, listener = open_server(guarded_pages(shown, host, made or token), port)
     with listener:
         where = address(host, listener) + shown.path + (f"?token={made}" if made else "")
-        say(f"Serving {shown.run or shown.root} on {where} (Ctrl-C stops)")
+        if as_json:
+            emit({"url": where, "token": made or None}, True, "")
+        else:
+            say(f"Serving {shown.run or shown.root} on {where} (Ctrl-C stops)")
         server.run(sockets=[listener])
