@@ -55,7 +55,7 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
     assert run(capsys, "--version")[:2] == (0, f"ramify {ramify.__version__}\n")
 
 
-@pytest.mark.parametrize("verb", sorted({*cli.VERBS} - {"ui", "mcp"}))  # those serve a person and a client, and find nothing
+@pytest.mark.parametrize("verb", sorted({*cli.VERBS} - {"mcp"}))  # whose output is its protocol
 def test_every_verb_has_help_and_json(capsys: pytest.CaptureFixture, verb: str) -> None:
     code, out, err = run(capsys, verb, "--help")
     assert (code, err) == (0, "")

@@ -75,7 +75,7 @@ def test_what_waits_when_its_server_is_gone_is_stopped(queue: Queue, tmp_path: P
     ended(queue, queue.submit(plain("--version"), ActLimits()).number)
     folder = tmp_path / ".jobs" / "1"
     (folder / "end.json").unlink()  # as it is where the server was killed before it wrote one
-    assert queue.state(1).state == "stopped"
+    assert until(lambda: queue.state(1).state == "stopped")
     queue.resume(1)
     assert ended(queue, 1) == "done"
     with pytest.raises(UserError, match="is done"):

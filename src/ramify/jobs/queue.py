@@ -160,8 +160,12 @@ class Queue:
         job, folder = self.job(number), self.folder / str(number)
         if job.owner != this_user():
             raise UserError(f"job {number} was made elsewhere: ask for it anew")
-        state = self.state(number).state
-        if state not in ("stopped", "failed") or (handle := _locked(folder / LOCK)) is None:
+        state, handle = self.state(number).state, None
+        for _ in range(10 if state in ("stopped", "failed") else 0):  # who worked on it lets go of it just after its end
+            if (handle := _locked(folder / LOCK)) is not None:
+                break
+            time.sleep(LOOK)
+        if handle is None:
             raise UserError(f"job {number} is {state}, so there is nothing to continue")
         for name in (END, STATE, STOP, RESULT):
             (folder / name).unlink(missing_ok=True)
