@@ -1,8 +1,8 @@
 """Make the README's picture, the page of one tree as a browser shows it:
 python docs/page_picture.py RUN TREE (needs Debian's chromium).
 
-The run is made as docs/tutorials/a-coding-agent.md says, with `ramify why`; TREE is mini. Its model draws from chance, so a run that
-is made again has other numbers, which README, docs/index.md and the tutorial say, too.
+The run is made as docs/tutorials/a-coding-agent.md says, with `ramify why`; TREE is mini. Its model draws from chance, so a run
+that is made again has other numbers, which README, docs/index.md and the tutorial say, too.
 """
 
 import sys
