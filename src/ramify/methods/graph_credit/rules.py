@@ -77,6 +77,14 @@ class G2po(GraphCredit):
     """Episode + w (node term + edge term): credit by progress on the attempts merged by state (graph-credit, G2PO)."""
 
 
+@register("credit", "g2po-released")
+class G2poReleased(GraphCredit):
+    """g2po as the authors' released code computes it: episode statistics over steps, tasks with one reward credited too, ends
+    valued by success."""
+
+    rule = "g2po-released"
+
+
 @register("credit", "gigpo")
 class Gigpo(GraphCredit):
     """Episode + w times the node term on the attempt's own return (GiGPO)."""
