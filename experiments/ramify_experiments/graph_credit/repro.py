@@ -6,7 +6,7 @@ Axis legend: P tasks, L attempts per task, E = P L walkers, N steps in all, H ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,20 @@ def grow(
     return tree
 
 
+def paid(walks: PaddedWalks, grid: GridWorld, partial: float) -> dict[str, np.ndarray]:
+    """Rows of ``walks``, in which an attempt that ends with the key and without the goal gets ``partial``."""
+    rows = walks.rows()
+    ends = np.append(rows["step"][1:] == 0, True) & (rows["state"] >= len(grid.moves)) & (rows["reward"] == 0)
+    return rows | {"reward": np.where(ends, partial, rows["reward"])}
+
+
+def step_policy(policy: np.ndarray, rows: Mapping[str, np.ndarray], advantage: np.ndarray, attempts: int) -> np.ndarray:
+    """Policy gradient by the logits of ``policy`` (P, S, 4): the sum over the steps, divided by the attempts per task."""
+    place = (rows["task"] * policy.shape[1] + rows["state"]) * 4
+    chosen = np.bincount(place + rows["action"], advantage, policy.size).reshape(policy.shape)
+    return np.asarray((chosen - policy * chosen.sum(axis=2, keepdims=True)) / attempts)
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities over the last axis."""
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -158,11 +172,13 @@ def train(
     unique: float = 0.0,
     pick: str = "",
     branches: int = 0,
+    partial: float = 0.0,
 ) -> list[float]:
     """Success before each update and after the last, by policy gradient on ``credit``.
 
     Gradient: sum over steps, divided by the attempts per task. ``unique``: share of visits whose state key is made unlike all
     others. ``pick``: sample trees of 4 roots and ``branches`` instead of 8 flat attempts, each physical step trained once.
+    ``partial``: as of :func:`paid`.
     """
     rng = generator(seed, "key-door", side, tasks)
     grid = GridWorld.sample(rng, tasks, side)
@@ -175,7 +191,7 @@ def train(
         curve.append(float(flat.success.mean()))
         if update == updates:
             break
-        r = (grow(grid, policy, rng, slip, 4, branches, pick) if pick else flat).rows()
+        r = paid(grow(grid, policy, rng, slip, 4, branches, pick) if pick else flat, grid, partial)
         key = np.where(rng.random(len(r["state"])) < unique, grid.states + np.arange(len(r["state"])), r["state"])
         advantage = credit(r["task"], r["attempt"], r["step"], key, r["reward"], config=rule, nodes=r["node"] if pick else None)[
             "A"
@@ -183,9 +199,7 @@ def train(
         if pick:
             same = np.unique(r["node"], return_inverse=True)[1]
             advantage = advantage / np.bincount(same)[same]
-        place = (r["task"] * grid.states + r["state"]) * 4
-        chosen = np.bincount(place + r["action"], advantage, logits.size).reshape(logits.shape)
-        logits += lr / (4 + branches if pick else ATTEMPTS) * (chosen - policy * chosen.sum(axis=2, keepdims=True))
+        logits += lr * step_policy(policy, r, advantage, 4 + branches if pick else ATTEMPTS)
     return curve
 
 
@@ -202,9 +216,7 @@ def visit_errors(seed: int, pick: str, branches: int, trees: int = 10, updates: 
         policy = softmax(logits)
         r = walk(grid, policy, rng, 0.1, ATTEMPTS).rows()
         advantage = credit(r["task"], r["attempt"], r["step"], r["state"], r["reward"], config=rule)["A"]
-        place = (r["task"] * grid.states + r["state"]) * 4 + r["action"]
-        chosen = np.bincount(place, advantage, logits.size).reshape(logits.shape)
-        logits += 0.3 / ATTEMPTS * (chosen - policy * chosen.sum(axis=2, keepdims=True))
+        logits += 0.3 * step_policy(policy, r, advantage, ATTEMPTS)
     policy = softmax(logits)
     r = walk(grid, policy, rng, 0.1, 512).rows()
     truth = np.full(TASKS * grid.states, np.nan)
@@ -263,13 +275,20 @@ def single_gap(seed: int) -> float:
 
 @sized("graph-credit", quick=2, cpu=5)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Section 7(a) items 1 to 3 and the visit-counting study. ``quick``: looser thresholds."""
+    """Section 7(a) items 1 to 3, the visit-counting study, the settings compared, and what a turn that changes nothing is paid.
+    ``quick``: looser thresholds."""
+    from ramify_experiments.graph_credit.defaults import compare_defaults  # which is made of this module's parts
+    from ramify_experiments.graph_credit.turns import count_turns
+
     quick, checks = size == "quick", Checks(seeds)
     _matched(checks, cells, 0.12 if quick else 0.20)
     _tuned(checks, cells, (1.0, 3.0) if quick else (0.3, 1.0, 3.0, 10.0), 0.03 if quick else 0.05)
     _repetition(checks, cells, (0.0, 0.6, 1.0) if quick else (0.0, 0.3, 0.6, 0.9, 1.0))
     checks += _variance(cells, 20_000 if quick else 200_000, 0.003 if quick else 0.001)
     _visits(checks, cells, trees=2 if quick else 10, branches=(8,) if quick else (8, 28))
+    if not quick:
+        compare_defaults(checks, cells, (1.0, 3.0, 10.0), batches=100)
+    count_turns(checks, cells)
     return checks
 
 

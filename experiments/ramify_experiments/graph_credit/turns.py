@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base import registry
 from ramify.score.credit.protocol import CreditGroup, CreditRule, assigned, find_rule
 from ramify.score.steps import OPTIONAL
 from ramify.trace.node import make_node
+from ramify_experiments.lab import Checks, ResultCache
 
 CASES = {"apart": 1, "loop": 2}
 """Most waits of an attempt. ``apart``: waiting leads to a state of its own; ``loop``: back to the state it was chosen in."""
@@ -38,6 +40,19 @@ def turn_bonus(spec: str, case: str, settings: Mapping[str, Any] | None = None) 
         gradient += ways * prod(chance[kind] for kind in attempts) * _gradient(rule, attempts, case)
     choices = sum(WAIT**turn for turn in range(most))
     return gradient / (ATTEMPTS * choices * WAIT * (1 - WAIT))
+
+
+def count_turns(checks: Checks, cells: ResultCache) -> None:
+    """The bonus of every rule here, at its own settings; and of g2po without the two causes of it."""
+    rules: dict[str, tuple[str, Mapping[str, Any]]] = {name: (name, {}) for name in registry.names("credit")}
+    causes: dict[str, dict[str, Any]] = {"gamma 1": {"gamma": 1.0}, "norm mean": {"norm": "mean"}}
+    rules |= {f"g2po, {cause}": ("g2po", settings) for cause, settings in causes.items()}
+    rules["g2po, gamma 1, norm mean"] = "g2po", {"gamma": 1.0, "norm": "mean"}
+    rules["grpo, weight step"] = "grpo", {"weight": "step"}
+    for name, (spec, settings) in rules.items():
+        for case in CASES:
+            arguments = {"spec": spec, "case": case, "settings": settings}
+            checks.value(f"credit of one more turn, {case}, {name}", cells.get(f"turn {case} {name}", turn_bonus, **arguments), 1)
 
 
 def _gradient(rule: CreditRule, attempts: tuple[tuple[int, bool], ...], case: str) -> float:
@@ -65,5 +80,5 @@ def uneven_group(attempts: tuple[tuple[int, bool], ...], case: str) -> CreditGro
             row |= {"action": action, "done": last, "truncated": False, "valid": True, "node": name}
             for column, cells in columns.items():
                 cells.append(row[column])
-    won = np.array([won for _, won in attempts])
-    return CreditGroup(columns, won.astype(float), won, nodes)
+    success = np.array([won for _, won in attempts])
+    return CreditGroup(columns, success.astype(float), success, nodes)
