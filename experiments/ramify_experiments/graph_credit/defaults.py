@@ -12,7 +12,17 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
-from ramify_experiments.graph_credit.repro import ATTEMPTS, HORIZON, REWARD, GridWorld, paid, softmax, step_policy, train, walk
+from ramify_experiments.graph_credit.repro import (
+    ATTEMPTS,
+    HORIZON,
+    REWARD,
+    GridWorld,
+    paid,
+    policy_gradient,
+    softmax,
+    train,
+    walk,
+)
 from ramify_experiments.lab import Checks, ResultCache, tuned
 
 PARTIAL = 3.0
@@ -33,12 +43,12 @@ def arms(partial: float) -> dict[str, dict[str, Any]]:
 
 
 def compare_defaults(checks: Checks, cells: ResultCache, rates: Sequence[float], batches: int) -> None:
-    """The gradient of each arm, and mean success over 30 updates at its best learning rate; differences from the default."""
+    """The gradient of each arm, and mean success over 20 updates at its best learning rate; differences from the default."""
     for partial, rewards in ((0.0, "rewards 0 and 10"), (PARTIAL, "rewards 0, 3 and 10")):
         settings = arms(partial)
         default = next(iter(settings))
         quality = cells.grid(gradient_quality, {f"gradient {rewards}": {"partial": partial, "batches": batches}}, checks.seeds)
-        environment = {"side": 9, "tasks": 12, "updates": 30, "slip": 0.2, "partial": partial}
+        environment = {"side": 9, "tasks": 8, "updates": 20, "slip": 0.2, "partial": partial}
         trained = tuned(
             cells,
             train,
@@ -55,7 +65,7 @@ def compare_defaults(checks: Checks, cells: ResultCache, rates: Sequence[float],
                 checks.mean(f"{rewards}: {what}, {arm}", numbers[:, column])
             rate, curves = trained[f"{rewards}, {arm}"]
             success = [float(np.mean(curve)) for curve in curves]
-            checks.mean(f"{rewards}: mean success over 30 updates, {arm}, best lr {rate:g}", success)
+            checks.mean(f"{rewards}: mean success over 20 updates, {arm}, best lr {rate:g}", success)
             if arm == default:
                 base, base_cosine = success, numbers[:, 2]
             else:
@@ -99,7 +109,7 @@ def gradient_quality(seed: int, partial: float, batches: int, updates: int = 8, 
     for _ in range(updates):
         policy = softmax(logits)
         r = paid(walk(grid, policy, rng, slip, ATTEMPTS), grid, partial)
-        logits += 0.3 * step_policy(policy, r, _credit(r, {}), ATTEMPTS)
+        logits += 0.3 / ATTEMPTS * policy_gradient(policy, r, _credit(r, {}))
     policy, settings = softmax(logits), arms(partial)
     exact = exact_gradient(grid, policy, slip, partial).ravel()
     exact /= np.linalg.norm(exact)
@@ -111,7 +121,7 @@ def gradient_quality(seed: int, partial: float, batches: int, updates: int = 8, 
     for _ in range(batches):
         r = paid(walk(grid, policy, rng, slip, ATTEMPTS), grid, partial)
         for arm, config in settings.items():
-            gradient = step_policy(policy, r, _credit(r, config), ATTEMPTS).ravel()
+            gradient = policy_gradient(policy, r, _credit(r, config)).ravel()
             total[arm] += gradient / batches
             squares[arm] += float(gradient @ gradient) / batches
             cosines[arm] += float(gradient @ exact / np.linalg.norm(gradient)) / batches

@@ -148,11 +148,11 @@ def paid(walks: PaddedWalks, grid: GridWorld, partial: float) -> dict[str, np.nd
     return rows | {"reward": np.where(ends, partial, rows["reward"])}
 
 
-def step_policy(policy: np.ndarray, rows: Mapping[str, np.ndarray], advantage: np.ndarray, attempts: int) -> np.ndarray:
-    """Policy gradient by the logits of ``policy`` (P, S, 4): the sum over the steps, divided by the attempts per task."""
+def policy_gradient(policy: np.ndarray, rows: Mapping[str, np.ndarray], advantage: np.ndarray) -> np.ndarray:
+    """Policy gradient by the logits of ``policy``, both (P, S, 4): the sum over the steps of ``rows``."""
     place = (rows["task"] * policy.shape[1] + rows["state"]) * 4
     chosen = np.bincount(place + rows["action"], advantage, policy.size).reshape(policy.shape)
-    return np.asarray((chosen - policy * chosen.sum(axis=2, keepdims=True)) / attempts)
+    return np.asarray(chosen - policy * chosen.sum(axis=2, keepdims=True))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -199,7 +199,7 @@ def train(
         if pick:
             same = np.unique(r["node"], return_inverse=True)[1]
             advantage = advantage / np.bincount(same)[same]
-        logits += lr * step_policy(policy, r, advantage, 4 + branches if pick else ATTEMPTS)
+        logits += lr / (4 + branches if pick else ATTEMPTS) * policy_gradient(policy, r, advantage)
     return curve
 
 
@@ -216,7 +216,7 @@ def visit_errors(seed: int, pick: str, branches: int, trees: int = 10, updates: 
         policy = softmax(logits)
         r = walk(grid, policy, rng, 0.1, ATTEMPTS).rows()
         advantage = credit(r["task"], r["attempt"], r["step"], r["state"], r["reward"], config=rule)["A"]
-        logits += 0.3 * step_policy(policy, r, advantage, ATTEMPTS)
+        logits += 0.3 / ATTEMPTS * policy_gradient(policy, r, advantage)
     policy = softmax(logits)
     r = walk(grid, policy, rng, 0.1, 512).rows()
     truth = np.full(TASKS * grid.states, np.nan)
@@ -287,7 +287,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     checks += _variance(cells, 20_000 if quick else 200_000, 0.003 if quick else 0.001)
     _visits(checks, cells, trees=2 if quick else 10, branches=(8,) if quick else (8, 28))
     if not quick:
-        compare_defaults(checks, cells, (1.0, 3.0, 10.0), batches=100)
+        compare_defaults(checks, cells, (1.0, 3.0, 10.0), batches=40)
     count_turns(checks, cells)
     return checks
 
