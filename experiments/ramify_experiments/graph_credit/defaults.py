@@ -1,5 +1,5 @@
 """Which settings of g2po are better: episode statistics over attempts or steps, tasks with one reward credited or not, ends
-valued by reward or success. The gradient against the exact one, and training, on the key-door grid of ``repro``.
+valued by reward or success. The gradient against the exact one, and training, on the key-door grid of ``grid``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from ramify.base.seeds import generator
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.stats.intervals import paired_t
-from ramify_experiments.graph_credit.repro import (
+from ramify_experiments.graph_credit.grid import (
     ATTEMPTS,
     HORIZON,
     REWARD,
