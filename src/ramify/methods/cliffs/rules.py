@@ -23,6 +23,7 @@ class Cliffs(CreditRule):
 
     maker = "cliffs-credit"
     critic = True
+    turn_bonus = -0.01
     numbers: ClassVar = {
         "A": "credit: change in the chance of success, where an attempt fell off in the state, else 0",
         "V": "chance of success before the step",
@@ -49,7 +50,7 @@ class Cliffs(CreditRule):
         self._cliff = -change > self.delta0
         states = group.states()
         self.doubts = (
-            ()
+            self.turn_doubts(group)
             if self._cliff.any()
             else (f"no step lost more than {self.delta0:g} of the chance of success: nothing is credited",)
         )

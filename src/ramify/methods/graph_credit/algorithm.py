@@ -20,9 +20,27 @@ from ramify.score.group import normalise
 from ramify.trace.graph import MergedGraph
 
 #: Which terms each rule adds up: the episode term always, times w the node-centric and the edge-centric one.
-RULES = {"grpo": (), "gigpo": ("nc",), "ep+nc": ("nc",), "ep+ec": ("ec",), "g2po": ("nc", "ec")}
+RULES = {
+    "grpo": (),
+    "gigpo": ("nc",),
+    "ep+nc": ("nc",),
+    "ep+ec": ("ec",),
+    "g2po": ("nc", "ec"),
+    "g2po-released": ("nc", "ec"),
+}
 
-RuleName = Literal["g2po", "ep+nc", "ep+ec", "gigpo", "grpo"]
+RuleName = Literal["g2po", "g2po-released", "ep+nc", "ep+ec", "gigpo", "grpo"]
+
+#: What the authors' released code computes (g2po/core_g2po.py); it leaves ``norm`` and ``w`` to its configuration.
+RELEASED: dict[str, Any] = {
+    "value": "mean",
+    "gamma": 0.95,
+    "weight": "step",
+    "ddof": 1,
+    "invalid_penalty": None,
+    "zero_if_constant": False,
+    "end": "success",
+}
 
 
 class GraphCreditSettings(Config):
@@ -49,6 +67,8 @@ class GraphCreditSettings(Config):
     """Truncated attempts: keep the recorded reward, take the value of the last state, or give them no credit and no vote."""
     zero_if_constant: bool = True
     """No credit in a task whose attempts all have one reward: there only length preference would be left."""
+    end: Literal["reward", "success"] = "reward"
+    """Value of an attempt's end: its reward, or ``success_reward`` where the reward is exactly that and else 0."""
     visits: Literal["leaf", "edge"] = "edge"
     """Steps that attempts share in a rollout tree count once per leaf below, or once each."""
 
@@ -57,10 +77,19 @@ class CreditConfig(GraphCreditSettings):
     """How steps are credited."""
 
     rule: RuleName = "g2po"
-    """g2po = episode + w (node + edge term); gigpo = episode + w (node term on this attempt's own return); grpo = episode."""
+    """g2po = episode + w (node + edge term); g2po-released = the same with the settings of the authors' code
+    (over steps, constant rewards credited, ends by success); gigpo = episode + w (node term on this attempt's own return);
+    grpo = episode."""
 
     @model_validator(mode="after")
     def _possible(self) -> CreditConfig:
+        if self.rule == "g2po-released":
+            for name, fixed in RELEASED.items():
+                if getattr(self, name) not in (fixed, type(self).model_fields[name].default):
+                    raise ValueError(f"rule g2po-released has {name} = {fixed}, as the authors' code: take rule g2po to set it")
+                object.__setattr__(self, name, fixed)
+        if self.end == "success" and self.truncation == "bootstrap":
+            raise ValueError("end = success gives a truncated attempt's end 0, so truncation = bootstrap has no meaning there")
         if self.rule == "gigpo" and self.value not in ("mean", "single"):
             raise ValueError(f"rule gigpo uses each attempt's own return, so value = {self.value} has no meaning there")
         return self
@@ -135,6 +164,8 @@ def _credit(t: Table, config: CreditConfig) -> dict[str, np.ndarray]:
     weight = edge_weights(t) if config.visits == "edge" else np.ones(len(t.order))
     reward, voters = _bootstrap(t, weight, config)
     value, terminal = state_values(t, reward, voters, config)
+    if config.end == "success" and config.value != "distance":
+        terminal = np.where(np.isclose(reward, config.success_reward), config.success_reward, 0.0)
     v_next = np.where(t.last, terminal[t.attempt], np.roll(value, -1))
     delta = v_next - value
     if config.weight == "attempt":

@@ -10,7 +10,7 @@ import numpy as np
 from ramify.base import codec
 from ramify.base.config import check
 from ramify.base.registry import register
-from ramify.methods.graph_credit.algorithm import CreditConfig
+from ramify.methods.graph_credit.algorithm import RULES, CreditConfig
 from ramify.methods.graph_credit.decisive import LEVEL
 from ramify.methods.graph_credit.report import StepNumbers
 from ramify.methods.graph_credit.run import MAKER, StateGraph
@@ -42,6 +42,9 @@ NUMBERS = {
     "attempts": "attempts that go through the step",
 }
 
+TURN_BONUS = {"grpo": -0.02, "gigpo": -0.05, "ep+nc": -0.22, "ep+ec": -0.06, "g2po": -0.28, "g2po-released": -0.33}
+"""``CreditRule.turn_bonus`` of each rule; of grpo with statistics over steps, else it has none."""
+
 
 class GraphCredit(CreditRule):
     """Credit by progress on the merged graph of the attempts, by the terms of ``config.rule``."""
@@ -54,7 +57,7 @@ class GraphCredit(CreditRule):
         """``settings`` are fields of ``CreditConfig``, instead of ``config``; ``level``: chance of calling any step decisive
         where none is. Raises UserError on settings that do not fit the rule."""
         self.config = config or check(CreditConfig, {"rule": self.rule} | settings)
-        self.level = level
+        self.level, self.turn_bonus = level, TURN_BONUS[self.config.rule]
         self.doubts: Sequence[str] = ()
         self.steps: Mapping[str, StepNumbers] = {}
         """Of the group that was credited last, by node."""
@@ -63,8 +66,14 @@ class GraphCredit(CreditRule):
         """See :class:`CreditRule`."""
         graph = StateGraph.of_attempts(group.columns)
         credit = graph.assign(self.config)["A"]
-        self.doubts, self.steps = graph.doubts(), graph.node_credit(self.level)
+        self.doubts, self.steps = [*graph.doubts(), *self._turns(group)], graph.node_credit(self.level)
         return group.spread(credit)
+
+    def _turns(self, group: CreditGroup) -> tuple[str, ...]:
+        c = self.config
+        terms = bool(RULES[c.rule] and c.w and (c.gamma < 1 or c.norm == "mean_std"))
+        over_steps = c.weight == "step" and c.norm == "mean_std"
+        return self.turn_doubts(group, ", none with gamma = 1 and norm = mean") if terms or over_steps else ()
 
     def explain(self, node: str) -> Mapping[str, Any]:
         """See :class:`CreditRule`: all numbers of the rule, and whether the step stands out of chance."""
@@ -75,6 +84,14 @@ class GraphCredit(CreditRule):
 @register("credit", "g2po")
 class G2po(GraphCredit):
     """Episode + w (node term + edge term): credit by progress on the attempts merged by state (graph-credit, G2PO)."""
+
+
+@register("credit", "g2po-released")
+class G2poReleased(GraphCredit):
+    """g2po as the authors' released code computes it: episode statistics over steps, tasks with one reward credited too, ends
+    valued by success."""
+
+    rule = "g2po-released"
 
 
 @register("credit", "gigpo")

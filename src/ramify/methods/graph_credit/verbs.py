@@ -246,7 +246,7 @@ def mark(options: Options, run: Annotated[Path, argument(help="Folder of a run."
             steps += len(credit)
             credited += sum(bool(values.any()) for values in credit.values())
             decisive |= {node: rule.steps[node] for node in credit if rule.steps[node].decisive}
-            doubts += rule.doubts
+            doubts += [doubt for doubt in rule.doubts if doubt not in doubts]
         if len(unscored) == len(present):
             raise unscored[0]
         doubts += keys.doubts()

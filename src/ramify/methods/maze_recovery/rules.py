@@ -21,6 +21,7 @@ class RecoveryMix(CreditRule):
 
     maker = "recovery"
     loss = "cross_entropy"
+    turn_bonus = -0.3
     numbers: ClassVar = {
         "A": "weight in training, the mean over the attempts through the step",
         "trained": "share of the attempts through the step in which it succeeded and was no step into a loop",
@@ -59,6 +60,7 @@ class RecoveryMix(CreditRule):
                 weight[self._recovers == kind] *= share * total / kinds[kind]
         elif any(kinds):
             self.doubts = (f"no success {'shows a' if kinds[0] else 'is without a'} recovery: there is nothing to mix",)
+        self.doubts += self.turn_doubts(group, ", since steps into a loop are not trained")
         return group.spread(weight)
 
     def explain(self, node: str) -> Mapping[str, Any]:

@@ -51,7 +51,9 @@ class Grpo(CreditRule):
         values[rows] = normalise(reward[rows], task[rows], std=self.norm == "mean_std", ddof=self.ddof)
         self._group, self._moments = group, moments(reward[rows], task[rows], ddof=self.ddof)
         alike = "in every task all attempts have one reward: there is nothing to credit"
-        self.doubts = () if values.any() else (alike,)
+        over_steps = "attempts at one task differ in turns: with weight = step and norm = mean_std their number enters the credit"
+        uneven = self.weight == "step" and self.norm == "mean_std" and group.uneven
+        self.doubts = (*([] if values.any() else [alike]), *([over_steps] if uneven else []))
         return group.spread(values)
 
     def explain(self, node: str) -> Mapping[str, Any]:

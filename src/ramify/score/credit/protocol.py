@@ -50,8 +50,20 @@ class CreditRule(ABC):
     reference: ClassVar[bool] = False
     """Whether it reads :attr:`CreditGroup.log_ratios`, for which the steps are scored by the agent and by the one that training
     began with."""
+    turn_bonus: float = 0.0
+    """Expected credit of one more turn that changes nothing, by default settings, in the small case of ``docs/howto/credit.md``.
+    Other than 0 it is a bias of the policy gradient (verl, issue 7244)."""
     doubts: Sequence[str] = ()
     """Caveats about the credit assigned last, a sentence each."""
+
+    def turn_doubts(self, group: CreditGroup, remedy: str = "") -> tuple[str, ...]:
+        """A caveat where the rule has a ``turn_bonus`` and attempts at one task differ in turns, else none."""
+        if not (self.turn_bonus and group.uneven):
+            return ()
+        return (
+            f"attempts at one task differ in turns: by '{self.maker}' a turn that changes nothing gets up to "
+            f"{self.turn_bonus:+.2f} of credit{remedy}",
+        )
 
     @abstractmethod
     def assign(self, group: CreditGroup) -> Mapping[str, np.ndarray]:
@@ -131,6 +143,12 @@ class CreditGroup:
     def truncated(self) -> np.ndarray:
         """bool (A,): a limit ended the attempt."""
         return np.bincount(self.attempt, np.asarray(self.columns["truncated"], dtype=np.float64)) > 0
+
+    @cached_property
+    def uneven(self) -> bool:
+        """Whether attempts at one task differ in how many steps they took."""
+        length, first = np.bincount(self.attempt), np.unique(self.task, return_index=True)[1]
+        return bool((length != length[first][self.task]).any())
 
     def attempts_of(self, node: str) -> np.ndarray:
         """int (K,): the attempts that go through a node."""

@@ -61,6 +61,7 @@ class SelfImitate(CreditRule):
     maker = "self-imitate"
     loss = "cross_entropy"
     critic = True
+    turn_bonus = -0.02
     numbers: ClassVar = {
         "A": "weight in training: the advantage, the mean over the attempts through the step, where one of them won and it is "
         "above the noise, else 0",
@@ -93,7 +94,7 @@ class SelfImitate(CreditRule):
         for row in range(len(value) - 1, -1, -1):
             carried = change[row] + (0.0 if last[row] else self.lam * carried)
             advantage[row] = carried
-        self._advantage = advantage
+        self._advantage, self.doubts = advantage, self.turn_doubts(group, ", none with lam = 1 and least = 0")
         won = group.spread(group.success.astype(np.float64))
         return {
             node: np.where((values >= self.least) & (won[node] > 0), values, 0)
