@@ -66,11 +66,11 @@ def test_noise_alone_rarely_survives_the_correction() -> None:
 BROKEN = {
     "no.json": ("{", "cannot read"),
     "none.jsonl": ("", "holds no reply"),
-    "share.json": (json.dumps({"response_tokens": ["a"], "all_position_scores": [0.37]}), "no share of 64 forks: see --n"),
-    "over.json": (json.dumps({"response_tokens": ["a"], "all_position_scores": [1.5]}), "no share of 64 forks"),
+    "share.json": (json.dumps({"response_tokens": ["a"], "all_position_scores": [0.37]}), "not a share of 64 forks: see --n"),
+    "over.json": (json.dumps({"response_tokens": ["a"], "all_position_scores": [1.5]}), "not a share of 64 forks"),
     "short.json": (
         json.dumps({"response_tokens": ["a", "b", "c"], "all_position_scores": [0.5]}),
-        "1 potentials behind 3 tokens",
+        "1 potentials after 3 tokens",
     ),
     "counts.jsonl": (json.dumps({"response_ids": [1, 2], "k": [1, 2], "n": 4}) + "\n", "'k' has 2 positions"),
     "neither.jsonl": (json.dumps({"response_ids": [1, 2]}) + "\n", "neither 'k' and 'n' nor"),

@@ -1,7 +1,7 @@
 """Potentials that others measured, from a file: the same test, and what of it remains once it is corrected over all tokens.
 
 Read are the paper's JSON (``response_tokens`` and ``all_position_scores``), its CSV (``position, token, potential``), and JSON
-lines with ``k`` and ``n`` of positions 0..T (``response_ids`` or ``tokens``). The paper's files hold the potential behind each
+lines with ``k`` and ``n`` of positions 0..T (``response_ids`` or ``tokens``). The paper's files hold the potential after each
 token but the last, and none of the bare prompt.
 """
 
@@ -107,7 +107,7 @@ def _tests(reply: KnownReply) -> list[tuple[Counts, Counts]]:
 
 
 def read_known(path: Path, n: int) -> list[KnownReply]:
-    """The replies of a file; ``n`` forks stand behind a potential that is a share. Raises UserError naming place and field."""
+    """The replies of a file; ``n`` forks stand per potential that is a share. Raises UserError naming place and field."""
     if path.suffix == ".csv":
         return [_of_csv(path, n)]
     try:
@@ -168,9 +168,9 @@ def _of_csv(path: Path, n: int) -> KnownReply:
 
 
 def _behind(name: str, tokens: Sequence[str], scores: Sequence[Any], n: int, correct: bool | None) -> KnownReply:
-    """A reply whose potentials are shares of ``n`` forks behind each token, the last one without or with."""
+    """A reply whose potentials are shares of ``n`` forks after each token, the last one without or with."""
     if len(scores) not in (len(tokens), len(tokens) - 1):
-        raise UserError(f"there are {len(scores)} potentials behind {plural(len(tokens), 'token')}")
+        raise UserError(f"there are {len(scores)} potentials after {plural(len(tokens), 'token')}")
     counts: list[Counts | None] = [None]
     for at, score in enumerate(scores, 1):
         if score is None:
@@ -178,7 +178,7 @@ def _behind(name: str, tokens: Sequence[str], scores: Sequence[Any], n: int, cor
             continue
         k = score * n if isinstance(score, int | float) and 0 <= score <= 1 else -1.0
         if abs(k - round(k)) > 1e-6 or k < 0:
-            raise UserError(f"the potential behind token {at} is {score!r:.40}, which is no share of {n} forks: see --n")
+            raise UserError(f"the potential after token {at} is {score!r:.40}, not a share of {n} forks: see --n")
         counts.append(Counts(round(k), n))
     counts += [None] * (len(tokens) + 1 - len(counts))
     return KnownReply(name, tuple(tokens), tuple(counts), correct)

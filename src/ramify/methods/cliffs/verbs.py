@@ -385,7 +385,7 @@ class PairsWritten(Result):
     spent: ForksSpent
     compare: str = ""
     no_text: int = 0
-    """Pairs of rows of texts that are left out: a token of them is no whole text."""
+    """Pairs of rows of texts that are left out: a token of them is part of a text."""
 
     def sections(self) -> Iterable[Section]:
         """One sentence, and the masses."""
@@ -425,7 +425,7 @@ def pairs_(
     spent = forks.spent()
     no_text = len(rows) - len(written)
     if no_text:
-        caveats = (*caveats, f"{plural(no_text, 'pair')} left out, since a token of them is no whole text")
+        caveats = (*caveats, f"{plural(no_text, 'pair')} left out, since a token of them is part of a text")
     kept = len(written)
     return PairsWritten(out, len(examined), kept, left_out, tuple(masses), spent, options.compare, no_text, caveats=caveats)
 
@@ -515,7 +515,7 @@ def show(
     svg: Annotated[Path | None, option(help="Write the picture to this file.")] = None,
     width: Annotated[int, option(min=20, help="Letters in a line.")] = 100,
     n: Annotated[
-        int | None, option("--n", min=1, help="Of a file whose potentials are shares: forks behind each; default: 64.")
+        int | None, option("--n", min=1, help="Of a file whose potentials are shares: forks after each; default: 64.")
     ] = None,
 ) -> ScannedTraces | KnownReplies | TraceCurve:
     """The potential over the text of a reply, with intervals, cliffs and rebounds; without TRACE a list of the traces.

@@ -203,7 +203,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}:{number} is not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise UserError(f"{path}:{number} is no object with {', '.join(COLUMNS)}")
+            raise UserError(f"{path}:{number} is not an object with {', '.join(COLUMNS)}")
         _has_columns(f"{path}:{number}", row)
         yield f"{path}:{number}", row
 
@@ -271,8 +271,8 @@ def _number(text: Any, place: str, name: str) -> float | None:
 
 
 def _person(subject: str, trials: list[HumanTrial], design: Design) -> Person:
-    keys = [one.key for one in trials]
-    known = bool(trials) and all(keys)  # a choice is no key: who always follows a theory may choose one option throughout
+    keys = [trial.key for trial in trials]
+    known = bool(trials) and all(keys)  # a choice is not a key: who always follows a theory may choose one option throughout
     times = [one.rt for one in trials if one.rt is not None]
     away = [one.off for one in trials if one.off is not None]
     switches = [first != second for first, second in itertools.pairwise(keys)]
@@ -283,7 +283,7 @@ def _person(subject: str, trials: list[HumanTrial], design: Design) -> Person:
         alternates=sum(switches) / len(switches) if known and switches else None,
         mean_rt_ms=sum(times) / len(times) if times else None,
         off_tab_ms=max(away) if away else None,
-        bot=any(one.bot for one in trials),
+        bot=any(trial.bot for trial in trials),
     )
     wanted, rt, off = design.pairs * design.repeats, report.mean_rt_ms, report.off_tab_ms
     rules = [
