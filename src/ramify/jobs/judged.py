@@ -13,16 +13,14 @@ from ramify.base.waiting import wait_for
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.stored import WhoPlays, episodes_in, task_of
 from ramify.trace.db import Run
-from ramify.trace.node import ATTEMPTS
 from ramify.trace.outcome import NOBODY, settled
 
 
 def judge(run: Run, who: WhoPlays) -> list[Attempt]:
     """Play the attempts of a run that is open for writing that end in a reply and have no outcome, and store how they ended.
 
-    Only of a run that names no environment of its own, with model and environment given, and where no scorer but an
-    environment judges; else nothing is played. What was sampled to find something out, as where a step is screened, is no
-    attempt. Raises RamifyError where every one failed, as where the agent does not ask what it asked then.
+    Only of a run that names no environment of its own, with model and environment given, and where no scorer but an environment
+    judges; else nothing is played. Raises RamifyError where every one failed, as where the agent does not ask what it asked then.
     """
     if who.model is None or who.env is None or isinstance(run.config.get("env"), str):
         return []
@@ -32,8 +30,7 @@ def judge(run: Run, who: WhoPlays) -> list[Attempt]:
     ends = []
     for info in run.trees():
         scored, tree = deciding.scores(run, info.name), run.tree(info.name)
-        replies = (node for node in tree.leaves() if node.role == "assistant" and node.purpose in ("", *ATTEMPTS))
-        ends += [node for node in replies if node.id not in scored]
+        ends += [node for node in tree.leaves() if node.role == "assistant" and node.id not in scored]
     if not ends:
         return []
     episodes, _ = episodes_in(run, ends[0], who)
