@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ramify.jobs.tokens.ask import MAKER, ODDS, why_tokens
 from ramify.jobs.tokens.search import OtherToken, SearchedTokens, TokenSearch
 from ramify.model.scripted import ScriptedModel
 from ramify.model.wire import next_alternatives
+from ramify.rollout.commands import Commands
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.web.drawn import drawn
@@ -221,3 +223,5 @@ def test_the_result_says_how_it_was_counted(tmp_path: Path) -> None:
     assert "at most 0.05" in text
     assert f"ramify show {folder} --web" in text
     assert "ramify fork" not in text  # the agent is an object, which no command could name
+    named = replace(answer, commands=Commands("two words", options=" --env E"))
+    assert f"`ramify fork 'two words' {node[:12]}:{answer.forks[0].offset} --n 32 --env E`" in str(named)

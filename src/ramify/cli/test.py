@@ -51,8 +51,8 @@ def tell(
         str | None,
         option(
             metavar="TARGET",
-            help="Of a step, what should happen: calls:TOOL, says:REGEX, same, a judge, outcome (the attempt succeeds); after "
-            "not: the opposite. Default: its tool is called, or the same is said; of a task outcome.",
+            help="Of a step, what should happen: calls:TOOL, says:REGEX, same, or a judge, after not: the opposite; or outcome "
+            "(the attempt succeeds). Default: its tool is called, or the same is said; of a task outcome.",
         ),
     ] = None,
     at_least: Annotated[float | None, option(help="The rate of success, 0 to 1, that has to be shown.")] = None,
