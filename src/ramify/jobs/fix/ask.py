@@ -157,7 +157,7 @@ class _Playing:
         return self.opened[key]
 
     def plays(self, steps: Sequence[Node], tasks: Sequence[tuple[str, Node]]) -> dict[str, Any]:
-        """Where attempts begin, and who plays them: what another agent or environment did is no answer about this one."""
+        """Where attempts begin, and who plays them: what another agent or environment did says nothing of this one."""
         nodes = [*steps, *(node for _, node in tasks)]
         agents = {self._episodes(node)[0].provenance.hash for node in nodes}
         env = self.who.env if isinstance(self.who.env, str) else self.run.config.get("env") if self.who.env is None else None
