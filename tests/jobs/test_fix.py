@@ -30,14 +30,14 @@ from ramify.trace.outcome import settled
 HELPS, REWORDS = "Go left at every door.", "Please be kind at every door."
 
 
-def walker() -> ScriptedModel:
-    """Goes left half of the time, and nearly always where it is told to."""
+def walker(name: str = "walker", obeys: bool = True) -> ScriptedModel:
+    """Goes left half of the time, and nearly always where it is told to and ``obeys``."""
 
     def says(messages: Sequence[Any], key: int) -> str:
-        told = any(HELPS in message.text for message in messages if message.role == "system")
+        told = obeys and any(HELPS in message.text for message in messages if message.role == "system")
         return "left" if generator(key, "walker").random() < (0.97 if told else 0.5) else "right"
 
-    return ScriptedModel(says)
+    return ScriptedModel(says, name=name)
 
 
 def played(path: Path, tasks: int = 5, seed: int = 0) -> tuple[Path, str]:
@@ -49,10 +49,10 @@ def played(path: Path, tasks: int = 5, seed: int = 0) -> tuple[Path, str]:
     return path, replies[1]
 
 
-def fixed(path: Path, node: str, question: FixQuestion, **rules: str) -> Any:
+def fixed(path: Path, node: str, question: FixQuestion, model: ScriptedModel | None = None, **rules: str) -> Any:
     edits = check_candidates({name: {"rule": {"add": text}} for name, text in rules.items()})
     with Run.open(path, write=True) as run:
-        return fix(run, edits, settled(run), node, question, WhoPlays(walker(), Halls()))
+        return fix(run, edits, settled(run), node, question, WhoPlays(model or walker(), Halls()))
 
 
 def test_the_edit_that_helps_is_accepted(tmp_path: Path) -> None:
@@ -66,6 +66,25 @@ def test_the_edit_that_helps_is_accepted(tmp_path: Path) -> None:
     assert found.other
     again = fixed(path, node, FixQuestion(n=24), left=HELPS, kind=REWORDS)
     assert (again.confirmed, again.attempts) == (found.confirmed, found.attempts)  # read, not played
+
+
+def test_what_one_agent_did_is_no_answer_about_another(tmp_path: Path) -> None:
+    path, node = played(tmp_path / "run")
+    assert fixed(path, node, FixQuestion(n=24), left=HELPS).accepted == "left"
+    deaf = fixed(path, node, FixQuestion(n=24), walker("deaf", obeys=False), left=HELPS)
+    assert (deaf.accepted, deaf.call) == (None, 2)
+    assert deaf.screened[0].hits < 20
+
+
+def test_a_run_without_a_judged_attempt_is_refused(tmp_path: Path) -> None:
+    """At no task could an edit be confirmed: that it did no better is not what is said."""
+    log = {"task_id": "t", "messages": [{"role": "user", "content": "hall"}, {"role": "assistant", "content": "left"}]}
+    (tmp_path / "log.jsonl").write_text(json.dumps(log) + "\n")
+    assert main(["import", str(tmp_path / "log.jsonl"), "--run", str(tmp_path / "run")]) == 0
+    with Run.open(tmp_path / "run") as run:
+        node = next(node.id for info in run.trees() for node in run.nodes(info.name) if node.role == "assistant")
+    with pytest.raises(UserError, match="no attempt that somebody judged"):
+        fixed(tmp_path / "run", node, FixQuestion(target="says:left"), left=HELPS)
 
 
 def test_a_run_with_one_task_speaks_of_no_other(tmp_path: Path) -> None:
@@ -132,7 +151,9 @@ def test_three_plain_candidates_of_a_cause(tmp_path: Path, capsys: pytest.Captur
     chance = Chance.of(Counts(3, 4))
     part = CausingPart("user 1", "Go right,\nI say.", "user", chance, chance, chance)
     cause = ContextCause("one", (part,), 0.05)
-    told = WhyContext("t0", node, "right", "same", "decision", "parts", "Because.", chance, chance, (cause,), 3, 0.05, 9, 4, 1)
+    about = {"tree": "t0", "node": node, "action": "right", "target": "same", "headline": "Because."}
+    counted = {"whole": chance, "bare": chance, "causes": (cause,), "parts": 3, "samples": 9, "screened": 4, "tried": 1}
+    told = WhyContext(**about, **counted, measured="decision", verdict="parts", level=0.05)
     with Run.open(path, write=True) as run:
         run.conclude("why --context", [Finding("x", "why --context", "Because.", node, evidence=codec.to_json(told))])
     assert main([*words, "--json"]) == 0
@@ -161,6 +182,7 @@ def test_a_rule_in_a_file_stands_below_the_head_of_a_skill() -> None:
 def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, node = played(tmp_path / "run", tasks=2)
     (tmp_path / "append.json").write_text('{"append": " left"}')
+    (tmp_path / "AGENTS.md").write_text("Mine.")
     with Run.open(path) as run:
         above = str(run.node(node).parent)
     for words, said in (
@@ -171,6 +193,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
         ([node, "--rule", HELPS, "--rule", HELPS], "the same candidate"),
         ([above, "--rule", HELPS], "is a user message; name a reply"),
         ([node, "--rule", HELPS, "--write", str(tmp_path / "no" / "x.json")], "there is no folder"),
+        ([node, "--rule", HELPS, "--write", str(tmp_path / "AGENTS.md")], "keeps the edit as a patch or as JSON"),
     ):
         assert main(["fix", str(path), *words]) == 2
         assert said in capsys.readouterr().err

@@ -106,3 +106,11 @@ def test_both_answers_are_kept_and_what_has_no_outcome_is_said(tmp_path: Path, c
     out = capsys.readouterr().out
     assert "pass^2" in out
     assert f"{after} against {before}" in " ".join(out.split())
+
+
+def test_one_of_many_tasks_fails_beyond_chance_over_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 30 tasks with a success of .8 one loses both of two attempts nearly always: that is no failed test of a CI system."""
+    run = imported(tmp_path, "many", [(str(t), float(t != 3)) for t in range(30) for _ in range(2)])
+    capsys.readouterr()
+    main(["test", run, "--at-least", "0.8", "--junit", str(tmp_path / "out.xml")])
+    assert 'failures="0"' in (tmp_path / "out.xml").read_text()

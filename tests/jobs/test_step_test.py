@@ -3,6 +3,7 @@ and written as a pytest file."""
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import os
@@ -19,9 +20,12 @@ import pytest
 import ramify
 from ramify.base.errors import UserError
 from ramify.cli.main import main
+from ramify.jobs.regression import write_test
+from ramify.stats import RateTest
 from ramify.testing import RecordedStep, recorded_step
 from ramify.testing.steps import ACCEPT
 from ramify.trace.db import Run
+from ramify.web.way import answers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 from chat_server import ChatServer, call, chat_server, results
@@ -145,11 +149,17 @@ def edit(old: str, new: str) -> None:
     Path("agent.py").write_text(text.replace(old, new))
 
 
+def renamed() -> str:
+    """A file with the agent as it is now: a module is imported once."""
+    text = Path("agent.py").read_text()
+    name = f"agent_{abs(hash(text))}.py"
+    Path(name).write_text(text)
+    return name
+
+
 def step(file: str = "test_room.py") -> RecordedStep:
     """As a written file reads it, with the agent as it is now."""
-    text = Path("agent.py").read_text()
-    Path(f"agent_{abs(hash(text))}.py").write_text(text)  # a module is imported once
-    return recorded_step(file, agent=f"agent_{abs(hash(text))}.py:env")
+    return recorded_step(file, agent=f"{renamed()}:env")
 
 
 def test_asked_without_a_model(here: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -442,3 +452,59 @@ def make(url):
 env = ramify.agent(make, grade=lambda task, answer: answer == "Booked 4.", tasks=[{"id": "room", "prompt": "Book 4."}])
 ''',
 }
+
+
+def test_the_token_that_ends_a_reply_is_no_part_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is given tokens: the reply is what was recorded, and the environment is given it as in the run."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["rollout", "--model", "builtin", "--count", "1", "--attempts", "1", "--temperature", "0", "--out", "run"]) == 0
+    with Run.open("run") as run:
+        (info,) = run.trees()
+        replies = [node for node in run.tree(info.name).nodes.values() if node.role == "assistant"]
+        won = next(iter(run.attempts(info.name))).success
+    capsys.readouterr()
+    assert said(capsys, "run", replies[0].id, "--expect", "same", "--n", "2")["successes"] == 2
+    played = said(capsys, "run", info.name, "--n", "1")
+    assert played["successes"] == int(bool(won))
+    assert "<|" not in str(played["reasons"])
+
+
+def test_an_agent_that_ends_before_the_step_is_a_failure_and_asks_no_model(
+    here: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit("        for one in reply.tool_calls:", "        return 'none'\n        for one in reply.tool_calls:")
+    del server.bodies[:]
+    found = said(capsys, "run", booking(), "--env", f"{renamed()}:env", "--n", "4", code=1)
+    assert (found["same"], found["n"], server.bodies) == (False, 0, [])
+    assert "the agent has ended by then" in found["difference"]
+
+
+def test_outcomes_are_of_the_agent_as_it_is(here: Path, booker: Booker, capsys: pytest.CaptureFixture[str]) -> None:
+    """What becomes of an attempt after the step depends on the agent's own code: of another one nothing is loaded."""
+    booker.rooms = itertools.cycle([4])
+    assert said(capsys, "run", "room", "--env", f"{renamed()}:env", "--n", "2")["successes"] == 2
+    edit('answer == "Booked 4."', 'answer == "Booked 7."')
+    assert said(capsys, "run", "room", "--env", f"{renamed()}:env", "--n", "2")["successes"] == 0
+
+
+def test_a_written_file_says_what_a_run_says_and_does_nothing_of_it(here: Path) -> None:
+    with Run.open("run") as run:
+        node = run.node(booking())
+        step = RecordedStep.of(run, node)
+        step.model = 'm"""\nraise SystemExit("run")\n"""\\'
+        write_test(step, node, run, step.target("calls:book"), RateTest(0.8), Path("test_room.py"))
+    tree = ast.parse(Path("test_room.py").read_text())
+    assert not any(isinstance(part, ast.Raise) for part in ast.walk(tree))
+    assert main(["test", "run", booking(), "--write", "test_sure.py", "--confidence", "0.99"]) == 0
+    assert "confidence=0.99)" in Path("test_sure.py").read_text()
+
+
+def test_the_run_keeps_what_was_found_of_every_step(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, last = booking(), "room"
+    for where in (first, last):
+        said(capsys, "run", where, "--n", "0")
+    with Run.open("run") as run:
+        assert len([kept for kept in run.results() if kept.maker.startswith("test step ")]) == 2
+        assert len(answers(run, "test")) == 2

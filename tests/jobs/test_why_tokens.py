@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import halls
 import pytest
 
 import ramify
+from ramify.base import codec
 from ramify.base.errors import NeedsError, UserError
 from ramify.env.protocol import Observation, Task
 from ramify.jobs.tokens.answer import WhyTokens
-from ramify.jobs.tokens.ask import MAKER, ODDS, found_tokens, why_tokens
+from ramify.jobs.tokens.ask import MAKER, ODDS, why_tokens
 from ramify.jobs.tokens.search import OtherToken, SearchedTokens, TokenSearch
 from ramify.model.scripted import ScriptedModel
 from ramify.model.wire import next_alternatives
+from ramify.rollout.commands import Commands
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.web.drawn import drawn
@@ -98,7 +101,7 @@ def test_forks_are_named_with_their_odds_and_load_again(tmp_path: Path) -> None:
     assert "'b' (40%)" in answer.headline
     assert asked[-1] == answer.samples
     with Run.open(folder) as run:
-        assert found_tokens(run) == [answer]
+        assert [codec.from_json(WhyTokens, finding.evidence) for finding in run.findings(maker=MAKER)] == [answer]
         before = len(run.journal(MAKER))
         (marked, _) = run.annotations(tree="door", name=ODDS)
         assert marked.value[0]["named"] is True
@@ -218,4 +221,7 @@ def test_the_result_says_how_it_was_counted(tmp_path: Path) -> None:
     assert isinstance(answer, WhyTokens)
     text = str(answer)
     assert "at most 0.05" in text
-    assert f"ramify fork {folder}" in text.replace("\n", " ")
+    assert f"ramify show {folder} --web" in text
+    assert "ramify fork" not in text  # the agent is an object, which no command could name
+    named = replace(answer, commands=Commands("two words", options=" --env E"))
+    assert f"`ramify fork 'two words' {node[:12]}:{answer.forks[0].offset} --n 32 --env E`" in str(named)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ramify.trace.db import Run
 
 app = Verbs("fix")
+KEEPS = (".patch", ".diff", ".json")
+"""Files that --write replaces where they are there."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,8 @@ def fix(
 
     if write is not None and not write.is_dir() and not write.parent.is_dir():
         raise UserError(f"cannot write {write}: there is no folder {write.parent}")
+    if write is not None and write.is_file() and write.suffix not in KEEPS:
+        raise UserError(f"--write keeps the edit as a patch or as JSON, not as {write} is: name a file of it, or a folder")
     question, success = FixQuestion(n, tasks, attempts, level, target), Success()
     who, meant, unread = WhoPlays(model, env, trust, read_effects(effect or [])), 0, 0
     wanted(target)
@@ -170,7 +174,8 @@ def fix(
         edits, file = tried.candidates(opened, who)
         if tried.propose is not None:
             proposed = proposals(opened, place_of(opened, where), tried.propose, file)
-            edits, meant, unread = {**edits, **proposed.edits}, proposed.meant, proposed.unread
+            fresh = {name: edit for name, edit in proposed.edits.items() if edit not in edits.values()}
+            edits, meant, unread = {**edits, **fresh}, proposed.meant, proposed.meant - len(fresh)
             if not edits:
                 raise UserError(f"--propose {tried.propose.partition('@')[0]}: none of what it proposed could be read as an edit")
         candidates = check_candidates(edits)

@@ -51,8 +51,8 @@ def tell(
         str | None,
         option(
             metavar="TARGET",
-            help="Of a step, what should happen: calls:TOOL, says:REGEX, same, a judge, outcome (the attempt succeeds); after "
-            "not: the opposite. Default: its tool is called, or the same is said; of a task outcome.",
+            help="Of a step, what should happen: calls:TOOL, says:REGEX, same, or a judge, after not: the opposite; or outcome "
+            "(the attempt succeeds). Default: its tool is called, or the same is said; of a task outcome.",
         ),
     ] = None,
     at_least: Annotated[float | None, option(help="The rate of success, 0 to 1, that has to be shown.")] = None,
@@ -101,7 +101,7 @@ def tell(
         if where:
             question = _question(expect, rate, n, against, write)
             result: TestedRun | TestedVersions | TestPlan | TestedStep = _step(
-                opened, where, question, who, against, difference, plan, write, scorer, bar
+                opened, where, question, who, against, difference, plan, write, confidence, scorer, bar
             )
         else:
             result = _whole(opened, against, scorer, difference, plan, at_least, confidence)
@@ -128,7 +128,7 @@ def _whole(
 
 def _step(
     run: Run, where: str, question: StepQuestion, who: WhoPlays, against: str | None, difference: float, plan: bool,
-    write: Path | None, scorer: str | None, bar: Progress,
+    write: Path | None, confidence: float, scorer: str | None, bar: Progress,
 ) -> TestedVersions | TestPlan | TestedStep:  # fmt: skip
     from ramify.jobs.regression import asked_again, compared_step, planned_step, recorded_in, step_in, write_test
     from ramify.stats.rates import RateTest
@@ -142,11 +142,12 @@ def _step(
     if against is not None:
         with Run.open(find_run(against)) as other:
             return compared_step(run, other, node, question, who, difference, bar.at)
-    result = asked_again(run, node, question, who, bar.at)
     if write is None:
-        return result
+        return asked_again(run, node, question, who, bar.at)
+    kept = question.test or RateTest(AT_LEAST, confidence)
+    result = asked_again(run, node, question, who, bar.at)
     step = recorded_in(run, node, who)
-    write_test(step, node, run, step.target(target), question.test or RateTest(AT_LEAST), write)
+    write_test(step, node, run, step.target(target), kept, write)
     return replace(result, wrote=str(write))
 
 

@@ -10,14 +10,17 @@ from pathlib import Path
 
 from ramify.base.errors import EXIT_DONE, EXIT_FAILED, InfrastructureError, RamifyError, UserError
 from ramify.base.files import write_whole
-from ramify.base.ids import json_hash
+from ramify.base.ids import json_hash, stable_hash
+from ramify.base.plugins import own_path
 from ramify.base.secrets import without_keys
 from ramify.base.waiting import wait_for
+from ramify.env.protocol import AnyEnvironment
 from ramify.env.tools import declare
 from ramify.jobs.junit import JunitCase
 from ramify.jobs.reliability import TestedVersions, TestPlan, plan_rows
 from ramify.render.numbers import percent, percent_interval
 from ramify.render.result import CALL, Result, Section, Verbatim, table
+from ramify.render.text import sanitize
 from ramify.rollout.agent import Agent
 from ramify.rollout.components import check_trust
 from ramify.rollout.stored import WhoPlays, agent_of
@@ -25,7 +28,7 @@ from ramify.score.target import StepTarget
 from ramify.stats.drops import Counts
 from ramify.stats.rates import RateTest, runs_needed
 from ramify.stats.repeats import OverTasks, compare_versions
-from ramify.testing.repeated import Repeated
+from ramify.testing.repeated import Repeated, properties_of
 from ramify.testing.steps import OUTCOME, RecordedStep
 from ramify.trace.db import Run
 from ramify.trace.graph import short
@@ -43,7 +46,6 @@ AT_ONCE = 8
 class TestedStep(Result):
     """What became of a step that was asked again."""
 
-    PART = "step"
     run: str
     node: str
     """The step's reply."""
@@ -71,6 +73,11 @@ class TestedStep(Result):
     wrote: str = field(default="", metadata=CALL)
 
     @property
+    def part(self) -> str:
+        """The run keeps the newest result of every step."""
+        return f"step {self.node[:12]}"
+
+    @property
     def exit_code(self) -> int:
         """That of a failure where the agent asks otherwise, or the stated rate is not shown."""
         wanted = self.at_least is not None and self.n + self.failed > 0
@@ -80,10 +87,7 @@ class TestedStep(Result):
         """Two tests: it asks as recorded, and the model takes the step."""
         asks = JunitCase("asks as recorded", self.difference, "" if self.same is not None else "the agent could not be run")
         failed = self.sentence if self.at_least is not None and self.verdict != "passed" else ""
-        told = {f"ramify {name}": f"{over.value:.6g}" for name, over in self.measures.items()}
-        for name, over in self.measures.items():
-            told |= {f"ramify {name} low": f"{over.interval[0]:.6g}", f"ramify {name} high": f"{over.interval[1]:.6g}"}
-        told |= {"ramify runs": str(self.n), "ramify successes": str(self.successes), "ramify without outcome": str(self.failed)}
+        told = properties_of(Counts(self.successes, self.n, self.failed), self.measures)
         live = JunitCase(f"the agent {self.says}", failed, "" if self.n + self.failed else "no model was asked", told)
         return [asks, replace(live, failure="") if live.skipped else live]
 
@@ -173,10 +177,10 @@ class _Arm:
     async def next(self, n: int, gate: asyncio.Semaphore) -> None:
         """``n`` samples more, in their order; what is stored is loaded."""
         known = {entry.key: entry.payload for entry in self.run.journal(MAKER)}
-        asked = self.step.asked_now if self.step.agent is not None else (self.step.replies[-1].request,)
         weights = self.agent.model.identity.weights
         settings = self.agent.settings(self.agent.sampling)
-        about = json_hash([asked[-1].lines(), weights, settings, self.target.identity, self.step.seed])
+        what = [self.step.asks.lines(), weights, settings, self.target.identity, self.step.seed]
+        about = json_hash([*what, *([_said_by(self.step.agent)] if self.target.name == OUTCOME else [])])
 
         async def sampled(index: int) -> tuple[bool | None, str]:
             key = f"{about}/{index}"
@@ -194,6 +198,13 @@ class _Arm:
         for yes, said in await asyncio.gather(*(sampled(self.done + i) for i in range(n))):
             self.repeated.add(yes, said or "(nothing)")
         self.done += n
+
+
+def _said_by(agent: AnyEnvironment | None) -> list[str]:
+    """What decides how an attempt goes on after the step: the name of the environment, and what the file says that it is in."""
+    named = own_path(agent) if isinstance(agent, str) else None
+    file = Path(named[1].rpartition(":")[0]) if named else Path()
+    return [str(agent), stable_hash(file.read_bytes()) if file.is_file() else ""]
 
 
 def asked_again(
@@ -215,7 +226,7 @@ def asked_again(
             step = replace(step, agent=None)
     repeated = Repeated(question.test if question.n is None else None)
     target, model = step.target(question.target), ""
-    if question.most:
+    if question.most and not step.ends_before:
         arm = _Arm(run, step, _agent(run, node, who), target, repeated)
         model = without_keys(str(arm.agent.model.identity.name))
 
@@ -368,12 +379,10 @@ def write_test(step: RecordedStep, node: Node, run: Run, target: StepTarget, tes
     words = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in target.name.lower())
     agent = f", agent={step.agent!r}" if step.agent is not None else ""
     text = TEST.format(
-        what=f"Step {node.id[:12]} of {Path(str(run.folder)).name}: the agent {target.says}.".replace("\\", "\\\\").replace(
-            '"', "'"
-        ),
+        what=_in_docstring(f"Step {node.id[:12]} of {Path(str(run.folder)).name}: the agent {target.says}."),
         data=path.with_suffix(".json").name,
         file=path.name,
-        model=without_keys(step.model) or "none",
+        model=_in_docstring(without_keys(step.model)) or "none",
         agent=agent,
         recorded=RECORDED if agent else UNKNOWN,
         name="_".join(filter(None, words.split("_"))) or "step",
@@ -392,3 +401,8 @@ def write_test(step: RecordedStep, node: Node, run: Run, target: StepTarget, tes
             raise UserError(f"{file} is there already and says something else: choose another name, or remove it")
     write_whole(path.with_suffix(".json"), data)
     write_whole(path, text)
+
+
+def _in_docstring(text: str) -> str:
+    """``text`` of a run, which others may have written, as it can stand between three quotes."""
+    return sanitize(text, flatten=True).replace("\\", "\\\\").replace('"', "'")

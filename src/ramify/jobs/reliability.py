@@ -111,7 +111,8 @@ class TestedRun(Result):
         )
 
     def junit(self) -> list[JunitCase]:
-        """All tasks as a test, and each: it fails where its own attempts lie below the stated success, beyond chance."""
+        """All tasks as a test, and each: it fails where its own attempts lie below the stated success, beyond chance over all of
+        them (Bonferroni)."""
         told = {f"ramify {name}": _properties(over) for name, over in (("success", self.success), *self._named())}
         every = {
             name: value for over in told for name, value in zip((over, f"{over} low", f"{over} high"), told[over], strict=True)
@@ -124,7 +125,7 @@ class TestedRun(Result):
         return named if self.flips is None else [*named, ("flip rate", self.flips)]
 
     def _task(self, row: TaskReliability) -> JunitCase:
-        ends = clopper_pearson(row.successes, row.n, 2 * self.confidence - 1)
+        ends = clopper_pearson(row.successes, row.n, 1 - 2 * (1 - self.confidence) / len(self.tasks))
         failure = ""
         if self.at_least is not None and ends[1] < self.at_least:
             failure = f"{row.successes} of {row.n} attempts succeeded, surely fewer than {percent(self.at_least)}"

@@ -90,8 +90,13 @@ class Repeated:
     @property
     def properties(self) -> dict[str, str]:
         """As properties of a JUnit test case."""
-        named = {"runs": str(self.counts.n), "successes": str(self.counts.k), "without outcome": str(self.counts.missing)}
-        for name, over in self.measures.items():
-            low, high = over.interval
-            named |= {name: f"{over.value:.6g}", f"{name} low": f"{low:.6g}", f"{name} high": f"{high:.6g}"}
-        return {f"ramify {name}": value for name, value in named.items()}
+        return properties_of(self.counts, self.measures)
+
+
+def properties_of(counts: Counts, measures: Mapping[str, OverTasks]) -> dict[str, str]:
+    """Counts and measures with the ends of their intervals as properties of a JUnit test case."""
+    named = {"runs": str(counts.n), "successes": str(counts.k), "without outcome": str(counts.missing)}
+    for name, over in measures.items():
+        low, high = over.interval
+        named |= {name: f"{over.value:.6g}", f"{name} low": f"{low:.6g}", f"{name} high": f"{high:.6g}"}
+    return {f"ramify {name}": value for name, value in named.items()}

@@ -28,7 +28,7 @@ from ramify.base.plugins import own_path
 from ramify.base.waiting import wait_for
 from ramify.env.protocol import LABELS, AnyEnvironment, Env, Observation, Task
 from ramify.env.tools import RUNS
-from ramify.model.chat import ChatTemplate
+from ramify.model.chat import ChatTemplate, assistant_node_parts
 from ramify.model.protocol import Prefix
 from ramify.model.rendered import laid_out
 from ramify.rollout.agent import Agent
@@ -242,6 +242,21 @@ class RecordedStep:
 
         return wait_for(asked())
 
+    @property
+    def asks(self) -> AskedRequest:
+        """What the agent asks at the step today, or what was recorded where no agent is named. Raises UserError where it ends
+        before the step."""
+        if self.agent is None:
+            return self.replies[-1].request
+        if self.ends_before:
+            raise UserError(f"{self.name}: the agent ends after {len(self.asked_now)} of {len(self.replies)} requests")
+        return self.asked_now[-1]
+
+    @property
+    def ends_before(self) -> bool:
+        """Whether the agent, given the recorded replies, ends before the step today."""
+        return self.agent is not None and len(self.asked_now) < len(self.replies)
+
     def difference(self) -> str:
         """What the agent asks otherwise than recorded, the first request that differs as a diff; "" where it asks the same."""
         same = getattr(self.environment, "same", lambda value: value)
@@ -305,18 +320,15 @@ class RecordedStep:
         asks today is asked, or what was recorded where no agent is named. Raises InfrastructureError, UserError."""
         sampler = Sampler(agent.model, self.seed)
         if target.name != OUTCOME:
-            asked = self.asked_now if self.agent is not None else (self.replies[-1].request,)
-            if self.agent is not None and len(asked) < len(self.replies):
-                raise UserError(f"{self.name}: the agent ends after {len(asked)} of {len(self.replies)} requests")
-            reply, shown = await _reply_to(sampler, agent, asked[-1], self._tools(), index)
+            reply, _, shown = await _reply_to(sampler, agent, self.asks, self._tools(), index)
             return await target.holds(reply, shown), reply.spoken()
         async with self._at_step() as played:
             while played.end is None:
                 turns = len(played.requests)
                 if turns > played.env.max_turns:
                     return False, f"cut off after {played.env.max_turns} requests"
-                reply, _ = await _reply_to(sampler, agent, played.requests[-1], self._tools(), index)
-                await played.say(reply, "", ())
+                reply, stop, _ = await _reply_to(sampler, agent, played.requests[-1], self._tools(), index)
+                await played.say(reply, stop, ())
             return played.end.outcome, played.end.text
 
     def _tools(self) -> list[dict[str, Any]]:
@@ -359,12 +371,17 @@ def recorded_step(test: str | Path, agent: AnyEnvironment | None = None) -> Reco
 
 async def _reply_to(
     sampler: Sampler, agent: Agent, request: AskedRequest, tools: Sequence[Mapping[str, Any]], index: int
-) -> tuple[Message, tuple[Message, ...]]:
+) -> tuple[Message, str, tuple[Message, ...]]:
+    """A reply without the token that ended it, why it stopped, and the messages that it answers."""
     read = (replace(read_message(message, "a message"), sent=message) for message in request.messages)
     messages = tuple(read)
     position = ("test", json_hash([plain(list(request.messages)), plain(dict(request.fields))]))
     prefix = Prefix(_tokens(agent.template, messages), messages, tuple(tools), request.fields)
-    return (await sampler.one(prefix, agent.sampling, position, index, "test")).message, messages
+    completion = await sampler.one(prefix, agent.sampling, position, index, "test")
+    reply = completion.message
+    if agent.template is not None:
+        reply = replace(reply, text=assistant_node_parts(agent.template, completion)["text"])
+    return reply, completion.stop, messages
 
 
 def _tokens(template: ChatTemplate | None, messages: Sequence[Message]) -> np.ndarray | None:

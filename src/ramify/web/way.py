@@ -21,8 +21,7 @@ from ramify.render.escape import visible
 from ramify.render.numbers import number
 from ramify.render.result import Section, table
 from ramify.render.sections import sections_of_kept
-from ramify.rollout.commands import run_name
-from ramify.rollout.stored import named_components
+from ramify.rollout.commands import commands, run_name
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, KeptResult, Provenance
 from ramify.trace.outcome import settled, successes
@@ -40,8 +39,13 @@ STATIONS = tuple(name for name in QUESTIONS if name != "record")
 """Those with what verbs stored, the last of all other verbs."""
 ENDPOINTS = "RAMIFY_ENDPOINTS"
 """Variable with the addresses of this machine's endpoints."""
-_MAKERS = {"why": (WHY,), "cause": (CAUSE,), "fix": ("fix",), "test": ("test", "test against")}
-"""Who makes the answers of a station."""
+
+
+def _station(maker: str) -> str:
+    """The station with what ``maker`` stored. `ramify fix` and `ramify test` keep results under names of their own, as ``fix 2``
+    and ``test against``."""
+    verb = maker.partition(" ")[0]
+    return {WHY: "why", CAUSE: "cause"}.get(maker, verb if verb in ("fix", "test") else "more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +105,10 @@ def name_of(key: str) -> str:
 def nav_of(run: Run, name: str, here: str) -> Nav:
     """The navigation of a page of ``run``, which is called ``name`` below the folder of all runs."""
     base = f"/run/{key_of(name)}"
-    held = run.makers()
-    counts = {station: sum(held.pop(maker, 0) for maker in makers) for station, makers in _MAKERS.items()}
-    counts["more"] = len(held.keys() - {run.kind})
+    counts = dict.fromkeys(STATIONS, 0)
+    for maker, n in run.makers().items():
+        station = _station(maker)
+        counts[station] += n if station != "more" else maker != run.kind
     way = [(station, f"{base}/{station}", str(n or "")) for station, n in counts.items() if n or station != "more"]
     return Nav(here, name, base, (("record", f"{base}/", ""), *way))
 
@@ -117,12 +122,12 @@ def answers(run: Run, station: str) -> list[StoredAnswer]:
         return whole + [_found(finding, Why, run) for finding in run.findings(maker=WHY)]
     if station == "cause":
         return [_found(finding, WhyContext, run) for finding in run.findings(maker=CAUSE)]
-    if station in _MAKERS:
-        return [_kept(run, held, "the run") for held in kept if held.maker in _MAKERS[station]]
-    elsewhere = (run.kind, *sum(_MAKERS.values(), ()))
-    whole = [_kept(run, held, held.maker) for held in kept if held.maker not in elsewhere]
+    if station != "more":
+        return [_kept(run, held, "the run") for held in kept if _station(held.maker) == station]
+    here = [maker for maker in run.makers() if _station(maker) == "more" and maker != run.kind]
+    whole = [_kept(run, held, held.maker) for held in kept if held.maker in here]
     listed = {held.maker for held in kept}
-    makers = [maker for maker in run.makers() if maker not in (*elsewhere, *listed)]
+    makers = [maker for maker in here if maker not in listed]
     return whole + [_findings(maker, run.findings(maker=maker)) for maker in makers]
 
 
@@ -172,12 +177,10 @@ def model_of(run: Run) -> str:
 def who_plays(run: Run) -> str:
     """What a command must add that continues the run's attempts: nothing where the run names who plays, else the options, with
     URL and ENV for what nobody knows."""
-    try:
-        named_components(run)
-    except UserError:
-        model = "" if isinstance(run.config.get("model"), str) else f" --model {shlex.quote(_address(run))}"
-        return model + ("" if isinstance(run.config.get("env"), str) else " --env ENV")
-    return ""
+    if commands(run).plays:
+        return ""
+    model = "" if isinstance(run.config.get("model"), str) else f" --model {shlex.quote(_address(run))}"
+    return model + ("" if isinstance(run.config.get("env"), str) else " --env ENV")
 
 
 def _address(run: Run) -> str:
@@ -234,5 +237,5 @@ def left_off(run: Run) -> Iterator[LeftOff]:
             yield LeftOff("ramify why", f"ramify why {named} {shlex.quote(visible(tree))}")
     if run.journal(CAUSE) and not run.findings(maker=CAUSE):
         yield LeftOff("ramify why --context", f"ramify why {named} --context")
-    if "fix" not in kept and any(entry.key.startswith("fix/") for entry in run.journal("fork")):
-        yield LeftOff("ramify fix", f"ramify fix {named} --rule 'TEXT'")
+    if len(run.journal("fix")) > sum(_station(maker) == "fix" for maker in kept):
+        yield LeftOff("ramify fix", "")

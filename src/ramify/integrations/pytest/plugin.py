@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         config.pluginmanager.register(Rates(), "ramify-rates")
     marked = [(item, _slots(item)) for item in items if _slots(item)]
-    given = dict(one.partition("=")[::2] for one in config.getoption("--judge-slot"))
+    given = dict(slot.partition("=")[::2] for slot in config.getoption("--judge-slot"))
     config.stash[_versions] = versions = {slot: _version(slot, spec) for slot, spec in given.items()} if marked else {}
     for item, slots in marked:
         own = {slot: versions[slot] for slot in slots if slot in versions}

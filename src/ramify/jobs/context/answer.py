@@ -71,6 +71,13 @@ class AboutStep(Result):
         """That of a spent budget where nothing stands out for want of it."""
         return EXIT_BUDGET if self.spent and self.verdict == "none" else EXIT_DONE
 
+    def to_do(self, at: str = "") -> Section:
+        """What to do next: look at the step, and go on from there, of a position in it (``:OFFSET``) from that."""
+        lines = [f"Look at it: `{self.commands.show}`"]
+        if self.commands.plays:
+            lines.append(f"Go on from there: `{self.commands.fork(self.node, f'{at} --n 32')}`")
+        return Section.of("what to do next", "\n".join(lines))
+
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class WhyContext(AboutStep):
@@ -97,13 +104,7 @@ class WhyContext(AboutStep):
             for at, part in enumerate(cause.parts)
         ]
         yield Section.of("", self.headline, table(head, rows) if rows else None, self._counted())
-        yield Section.of(
-            "what to do next",
-            "\n".join(
-                [f"Look at it: `{self.commands.show}`"]
-                + ([f"Go on from there: `{self.commands.fork(self.node)}`"] if self.commands.plays else [])
-            ),
-        )
+        yield self.to_do()
 
     def _counted(self) -> str:
         text = (

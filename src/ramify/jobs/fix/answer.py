@@ -98,8 +98,10 @@ class Fixes(Result):
             said = f"{best.name} helps: {points(best.difference)} points over {over}{_ends(best)}, p = {p_value(best.p)}."
         elif self.confirmed:
             said = f"No edit is accepted: none was shown to help over {over}."
+        elif any(row.n for row in self.screened):
+            said = "No edit is accepted: none did enough better at the step than leaving it as it is."
         else:
-            said = "No edit is accepted: none did better at the step than leaving it as it is."
+            said = "No edit is accepted: no attempt at the step has an outcome."
         told = f"{plural(self.attempts, 'attempt')} played" + (
             f", {self.failed} failed and count as neither" if self.failed else ""
         )

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import Any
 
 from ramify.base import codec
-from ramify.base.errors import UserError
+from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import json_hash
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
@@ -29,6 +29,7 @@ from ramify.jobs.fix.candidates import FILE, Edit, at_the_step, check_player, is
 from ramify.jobs.why.findings import found
 from ramify.jobs.why.parting import judged
 from ramify.rollout.attempts import Attempt
+from ramify.rollout.commands import commands
 from ramify.rollout.fork import compare, diff_of
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import WhoPlays, episodes_in, task_of
@@ -102,9 +103,7 @@ def place_of(run: Run, where: str) -> Node:
     if not named:
         if found(run):
             raise UserError(f"`ramify why` named no step of {run.folder} that lost an attempt: name a NODE, a reply of the agent")
-        raise UserError(
-            f"no step of {run.folder} was named yet: ask `ramify why {shlex.quote(str(run.folder))}` first, or name a NODE"
-        )
+        raise UserError(f"no step of {run.folder} was named yet: ask `{commands(run).why()}` first, or name a NODE")
     return run.node(named[-1])
 
 
@@ -144,6 +143,8 @@ class _Playing:
     told: Callable[[Attempt], object]
     attempts: int = 0
     failed: int = 0
+    broken: str = "(none)"
+    """Why the first failed."""
     diffs: dict[str, str] = field(default_factory=dict)
     """What each changes in the prompt of the step, or in its file."""
     opened: dict[tuple[str, str | None], tuple[Episodes, Task]] = field(default_factory=dict)
@@ -154,6 +155,13 @@ class _Playing:
         if key not in self.opened:
             self.opened[key] = episodes_in(self.run, node, self.who)
         return self.opened[key]
+
+    def plays(self, steps: Sequence[Node], tasks: Sequence[tuple[str, Node]]) -> dict[str, Any]:
+        """Where attempts begin, and who plays them: what another agent or environment did says nothing of this one."""
+        nodes = [*steps, *(node for _, node in tasks)]
+        agents = {self._episodes(node)[0].provenance.hash for node in nodes}
+        env = self.who.env if isinstance(self.who.env, str) else self.run.config.get("env") if self.who.env is None else None
+        return {"at": [node.id for node in nodes], "agents": sorted(agents), "env": env}
 
     def screen(self, node: Node, names: Sequence[str], n: int, key: str) -> list[EvidenceRow]:
         """``n`` continuations of the step without an edit and with each; with a target they pause after the reply."""
@@ -256,7 +264,8 @@ class _Playing:
     def _counted(self, episodes: Episodes) -> Iterator[None]:
         def on_attempt(attempt: Attempt) -> None:
             self.attempts += 1
-            self.failed += attempt.failure is not None
+            if attempt.failure is not None:
+                self.broken, self.failed = self.broken if self.failed else attempt.failure, self.failed + 1
             self.told(attempt)
 
         episodes.on_attempt = on_attempt
@@ -276,16 +285,16 @@ def fix(
 ) -> Fixes:
     """Screen and confirm ``edits`` (name -> edit, see :func:`ramify.jobs.fix.candidates.check_candidates`) in a run that is open
     for writing. What an earlier call played is read. ``proposed``: how many were proposed, and could not be read. Raises
-    UserError where no step is known or the agent cannot be played."""
+    UserError where no step is known or the agent cannot be played, RamifyError where no whole attempt came to an outcome."""
     question, who = question or FixQuestion(), who or WhoPlays()
     target, step = wanted(question.target), steps_needed(edits, run, where)
     check_player(run, who)
     tasks = beginnings(run, deciding, step, question.tasks)
-    if step is None and not tasks:
-        raise UserError(f"{run.folder} holds no attempt that somebody judged, so there is no task to play")
+    if not tasks:
+        raise UserError(f"{run.folder} holds no attempt that somebody judged, so there is no task at which an edit is confirmed")
     playing = _Playing(run, who, edits, target, on_attempt)
     screens = playing.check(step, [node for _, node in tasks])
-    key, call = _declared(run, edits, question, target, step)
+    key, call = _declared(run, edits, question, target, step, playing.plays([step] if step is not None else [], tasks))
     known = _kept(run, call)
     if known is not None and not known.failed:
         return replace(known, run=str(run.folder), wrote="")
@@ -293,7 +302,9 @@ def fix(
     better = [row.intervention for row in rows if row.difference > 0 and row.p <= PROMISING]
     whole = [name for name in edits if name not in screens]
     same = step is not None and task_of(run, step.tree)[0].id in {task_of(run, node.tree)[0].id for _, node in tasks}
-    confirmed = tuple(_confirmed(playing, [*better, *whole], tasks, question, key)) if tasks and (better or whole) else ()
+    confirmed = tuple(_confirmed(playing, [*better, *whole], tasks, question, key)) if better or whole else ()
+    if (better or whole) and not confirmed:
+        raise RamifyError(f"no whole attempt came to an outcome, so nothing is confirmed; the first failed at {playing.broken}")
     return Fixes(
         run=str(run.folder),
         node="" if step is None else step.id,
@@ -331,15 +342,17 @@ def _caveats(
 
 
 def _declared(
-    run: Run, edits: Mapping[str, Edit], question: FixQuestion, target: StepTarget | None, step: Node | None
+    run: Run, edits: Mapping[str, Edit], question: FixQuestion, target: StepTarget | None, step: Node | None, plays: object
 ) -> tuple[str, int]:
-    """Store what is tried, and how it is counted, before anything is sampled: its key, and the number of the call."""
+    """Store what is tried, by whom and where, and how it is counted, before anything is sampled: its key, and the number of the
+    call."""
     declared = {
         "step": None if step is None else step.id,
         "candidates": {name: dict(edit) for name, edit in edits.items()},
         "target": question.target or SUCCESS,
         "counts": SUCCESS if target is None else target.identity,
         **{name: getattr(question, name) for name in ("n", "tasks", "attempts", "level")},
+        "plays": plays,
     }
     key = f"{KIND}/{json_hash(declared)}"
     run.log(KIND, key, declared)

@@ -17,6 +17,7 @@ from ramify.jobs.context.ask import found_contexts
 from ramify.jobs.fix.candidates import FILE, Edit, EditedFile
 from ramify.jobs.why.findings import found
 from ramify.model.protocol import Sampling
+from ramify.rollout.commands import commands
 from ramify.rollout.components import find_model
 from ramify.rollout.sampler import Sampler
 from ramify.rollout.stored import task_of
@@ -70,10 +71,8 @@ def proposals(run: Run, step: Node, spec: str, file: EditedFile | None) -> Propo
 def _from_cause(run: Run, step: Node, file: EditedFile | None) -> Proposals:
     answer = next((each for each in reversed(found_contexts(run)) if each.node == step.id and each.causes), None)
     if answer is None:
-        raise UserError(
-            f"no cause of step {step.id[:12]} was named yet: ask `ramify why {run.folder} {step.id[:12]} --context` first, or "
-            "give --propose MODEL"
-        )
+        ask = commands(run).why(step.id[:12], " --context")
+        raise UserError(f"no cause of step {step.id[:12]} was named yet: ask `{ask}` first, or give --propose MODEL")
     causes = [short(" ".join(part.text.split()), 300) for part in answer.causes[0].parts]
     forbids = f"Do not act on this, wherever it stands: {' / '.join(causes)}"
     rules: dict[str, Edit] = {"forbid": {"rule": {"add": forbids}}, "forbid, first": {"rule": {"first": forbids}}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -77,12 +76,7 @@ class WhyTokens(AboutStep):
             for entry in shown
         ]
         yield Section.of("", self.headline, table(head, rows) if rows else None, self._counted())
-        name, first = shlex.quote(self.run), self.forks[0] if self.forks else None
-        go = f"{self.node[:12]}:{first.offset}" if first else self.node[:12]
-        yield Section.of(
-            "what to do next",
-            f"Look at it: `ramify show {name} --web`\nGo on from there: `ramify fork {name} {go} --n 32`",
-        )
+        yield self.to_do(f":{self.forks[0].offset}" if self.forks else "")
 
     def _counted(self) -> str:
         text = (

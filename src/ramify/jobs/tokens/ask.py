@@ -20,6 +20,7 @@ from ramify.methods.cliffs.forks import TAKES, ReplyForks
 from ramify.model.function import AnyModel
 from ramify.model.protocol import known_capabilities, require
 from ramify.render.numbers import percent
+from ramify.rollout.commands import commands
 from ramify.rollout.fork import WantedArm, arms
 from ramify.rollout.stored import WhoPlays, episodes_in, other_agent
 from ramify.rollout.token_traces import TokenTrace
@@ -73,7 +74,7 @@ class _AskedTokens:
     """One reply, as it can be continued after any of its tokens and another one."""
 
     def __init__(self, run: Run, node: Node, question: ContextQuestion, who: WhoPlays) -> None:
-        self.run, self.node, self.question = run, node, question
+        self.run, self.node, self.question, self.commands = run, node, question, commands(run, who)
         self.episodes, self.task = episodes_in(run, node, deciding_alone(run, who, question.outcome))
         agent = self.episodes.agent
         require(agent.model, ("tokens", "continue"), "a fork inside a reply")
@@ -223,6 +224,7 @@ def _answer(asked: _AskedTokens, searched: SearchedTokens, odds: list[dict[int, 
         failed=searched.failed,
         spent=searched.spent,
         run=str(asked.run.folder),
+        commands=asked.commands,
         caveats=tuple(caveats),
     )
 
@@ -279,11 +281,6 @@ def _finding(answer: WhyTokens, asked: _AskedTokens) -> Finding:
     first = max(answer.forks, key=lambda entry: entry.instead_odds, default=None)
     at = 0 if first is None else first.offset
     value = None if first is None else points_less(first.kept, first.changed)
-    command = f"ramify fork {answer.run} {answer.node[:12]}:{at} --n 32"
+    command = answer.commands.fork(answer.node, f":{at} --n 32") or answer.commands.show
     identity, evidence = identity_of(asked.question, asked.episodes), codec.to_json(answer)
     return Finding(name, MAKER, answer.headline, answer.node, at, command, value, LESS, evidence, identity)
-
-
-def found_tokens(run: Run) -> list[WhyTokens]:
-    """What earlier calls found out and stored in ``run``."""
-    return [codec.from_json(WhyTokens, finding.evidence) for finding in run.findings(maker=MAKER)]
