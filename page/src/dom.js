@@ -54,7 +54,6 @@ export function command(text) {
   return h("span", { class: "command" }, code, button);
 }
 
-// A word as an argument of a shell's command.
 const NEGATIVE = [213, 94, 0], NEUTRAL = [214, 217, 222], POSITIVE = [0, 114, 178];
 
 // The colour of a change: vermilion, grey, blue, as in the pictures without a script. What chance explains is paler.

@@ -42,7 +42,7 @@ function chance(choice) {
   const { was } = choice;
   return h("div", { class: "chance" },
     h("div", { class: "big" }, was ? `${percent(was[0])} \u2192 ` : "", percent(p),
-      was ? h("span", { class: choice.change < 0 ? "down" : "up" }, ` ${points(p - was[0])}`) : ""),
+      was ? h("span", { class: choice.change < 0 ? "down" : choice.change > 0 ? "up" : null }, ` ${points(p - was[0])}`) : ""),
     h("div", { class: "bar", style: `--low:${100 * low}%;--high:${100 * high}%;--p:${100 * p}%;--was:${was ? 100 * was[0] : -9}%;--heat:${colour(choice.change, 1, choice.sure)}` }),
     h("div", { class: "soft" }, `success after this step, 95 % interval ${Math.round(100 * low)} to ${Math.round(100 * high)}; `,
       choice.measured === "attempt" ? `${many(n, "attempt")} counted by ramify why` : choice.measured ? many(n, "fork") : `${many(choice.below, "attempt")} here${Math.abs(n - choice.below) > 0.5 ? `, worth ${n.toFixed(1)} independent ones` : ""}`,
@@ -53,7 +53,8 @@ function others(choice, tree, page) {
   const rivals = tree.rivals(choice);
   if (!rivals.length) return "";
   const all = rivals.reduce((sum, group) => sum + group.n, 0);
-  return section(`What others chose here (${many(all, "sample")})`, true, h("div", { class: "table" }, h("table", null,
+  return section(`What others chose here (${many(all, "sample")})`, true,
+    h("p", { class: "soft" }, "In the same state anywhere in this tree, as ramify why counts; a step's own bar counts what has its whole history."), h("div", { class: "table" }, h("table", null,
     h("thead", null, h("tr", null, ["action", "samples", "then succeeded", ""].map((text) => h("th", { scope: "col" }, text)))),
     h("tbody", null, rivals.slice(0, 20).map((group) => h("tr", { class: group.here ? "here" : null },
       h("td", null, h("button", { class: "link", type: "button", onclick: () => page.select(group.first) }, clip(group.first.label, 60) || "(nothing)")),

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 
 from ramify.base.errors import BudgetSpentError, UserError
 from ramify.integrations.harnesses.commands import CommandSettings
-from ramify.jobs.queue import Queue
+from ramify.jobs.queue import JobState, Queue
 from ramify.jobs.recording import settings_of
 from ramify.trace.db import Run
 from ramify.trace.node import EVAL, FORK, AttemptRecord, make_node
@@ -172,6 +174,33 @@ def test_a_budget_is_of_the_whole_session(tools: RunTools, tmp_path: Path) -> No
         ask(tools, "fork", run="run", node=leaf, n=60)
     with pytest.raises(BudgetSpentError, match="50 attempts and 0 tokens are left"):
         ask(RunTools(tmp_path, 0, 50), "fork", run="run", node=leaf, n=1)
+
+
+def test_calls_that_were_cancelled_are_counted(tools: RunTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that takes its calls back while they begin gets no second budget."""
+    leaf = told(tmp_path / "run", ("a", "b"), {"model": "builtin", "env": "household"})
+    begun = threading.Event()
+
+    def slow() -> tuple[int, int]:
+        known = 40 * len(tools._jobs)
+        begun.set()
+        time.sleep(0.3)
+        return 0, known
+
+    monkeypatch.setattr(tools, "_spent", slow)
+    monkeypatch.setattr("ramify.jobs.queue.Queue._work", lambda queue: None)
+    monkeypatch.setattr("ramify.jobs.queue.Queue.state", lambda queue, number: JobState(queue.job(number), "done"))
+
+    async def session() -> None:
+        first = asyncio.create_task(tools.call("fork", {"run": "run", "node": leaf, "n": 40}, untold))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        first.cancel()
+        with pytest.raises(BudgetSpentError):
+            await tools.call("fork", {"run": "run", "node": leaf, "n": 40}, untold)
+
+    asyncio.run(session())
+    assert Queue(tmp_path).numbers() == [1]
 
 
 @pytest.mark.slow

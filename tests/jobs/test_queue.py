@@ -16,7 +16,7 @@ import pytest
 from queue_runs import halls_run, steps_of_a
 from waiting import until
 
-from ramify.base.errors import UserError
+from ramify.base.errors import RamifyError, UserError
 from ramify.jobs.acts import Act, ActLimits, act_of
 from ramify.jobs.queue import Queue
 from ramify.render.result import to_text
@@ -65,10 +65,55 @@ def test_jobs_of_others_are_shown_and_not_continued(queue: Queue, tmp_path: Path
     file.write_text(json.dumps({**json.loads(file.read_text()), "owner": "somebody", "words": ["record", "--", "touch", "x"]}))
     with pytest.raises(UserError, match="made elsewhere"):
         queue.resume(number)
-    for content in ("", "[]", "{}", '{"number": 1}', "\0"):
+    job = json.loads(file.read_text())
+    wrong = [job | {name: value} for name in job for value in (None, {"a": 1})]
+    wrong += [job | {"asked": 1e300}, job | {"number": 9}]
+    for content in ("", "[]", "{}", '{"number": 1}', "\0", *map(json.dumps, wrong)):
         file.write_text(content)
         with pytest.raises(UserError):
             queue.state(number)
+
+
+def test_a_module_of_the_current_folder_is_not_ours(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("ramify", "json"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    monkeypatch.chdir(here)
+    assert ended(queue, queue.submit(plain("--version"), ActLimits()).number) == "done"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_damaged_files_of_a_job_are_said(queue: Queue, tmp_path: Path) -> None:
+    number = queue.submit(plain("--version"), ActLimits()).number
+    assert ended(queue, number) == "done"
+    folder = tmp_path / ".jobs" / str(number)
+    for content in ('{"done": "x"}', '{"note": 5}', '{"tokens": null}', '{"took": [1]}', "[]", ""):
+        (folder / "state.json").write_text(content)
+        assert queue.state(number).state == "done"
+        assert "state.json" in queue.state(number).note
+    for content in ("[]", '{"sections": 5}', '{"caveats": 5}', '{"caveats": [1]}', '{"sections": [{"title": 3}]}'):
+        (folder / "result.json").write_text(content)
+        with pytest.raises(UserError, match="result"):
+            queue.result(number)
+    (folder / "log.txt").unlink()
+    os.mkfifo(folder / "log.txt")
+    assert queue.log(number) == ""
+
+
+def test_to_look_at_jobs_writes_nothing(queue: Queue, tmp_path: Path) -> None:
+    number = queue.submit(plain("--version"), ActLimits()).number
+    ended(queue, number)
+    for name in ("lock", "end.json"):
+        (tmp_path / ".jobs" / str(number) / name).unlink()
+    assert queue.state(number).state == "stopped"
+    assert not (tmp_path / ".jobs" / str(number) / "lock").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / ".jobs").write_text("")
+    with pytest.raises(RamifyError, match="cannot write"):
+        Queue(tmp_path).submit(plain("--version"), ActLimits())
 
 
 def test_what_waits_when_its_server_is_gone_is_stopped(queue: Queue, tmp_path: Path) -> None:

@@ -218,6 +218,25 @@ def test_hostile_texts_of_jobs_stay_texts(site: Site, folder: Path, tmp_path: Pa
     queue.close()
 
 
+def test_a_damaged_job_leaves_the_others_in_the_list(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    first, second = (queue.submit(Act("fork", tmp_path / "run", "a job", ("--version",), 1), ActLimits()).number for _ in "ab")
+    assert until(lambda: queue.state(second).over)
+    queue.close()
+    file = tmp_path / ".jobs" / str(first) / "job.json"
+    file.write_text(file.read_text().replace('"asked": ', '"asked": "x", "was": '))
+    (tmp_path / ".jobs" / str(second) / "result.json").write_text('{"sections": 5}')
+    with served(ServedRuns(tmp_path)) as site:
+        status, _, page = site.ask("/jobs")
+        assert status == 200
+        assert "A job cannot be read" in page
+        assert f'href="/jobs/{second}"' in page
+        assert site.ask(f"/jobs/{first}")[0] == 404
+        status, _, page = site.ask(f"/jobs/{second}")
+        assert status == 200
+        assert "result.json" in page
+
+
 @pytest.mark.slow
 def test_two_people_at_once_wait_for_each_other(folder: Path, step: str) -> None:
     with served(ServedRuns(folder, act=True)) as up:

@@ -55,7 +55,7 @@ def test_every_page_reads_and_fits_a_narrow_screen(browser: Any, address: str, s
         for path in PATHS:
             page.goto(address + path)
             assert len(page.locator("main").inner_text()) > 20, path
-            assert page.locator("nav[aria-label='all runs'] a").count() == 3
+            assert page.locator("nav[aria-label='all runs'] a").count() == 4
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path
     assert faults == []
 

@@ -63,7 +63,8 @@ def attend() -> None:
 
 
 def showing(facts: Callable[[], Mapping[str, Any]]) -> None:
-    """``facts`` says from now on how far this process is."""
+    """``facts`` says from now on how far this process is. What the one before counted last is kept."""
+    _count()
     _this.facts = facts
 
 
@@ -93,11 +94,15 @@ def _reason() -> str:
     return "tokens" if REPLIES.tokens >= _this.tokens else ""
 
 
-def _write() -> None:
-    assert _this.folder is not None
+def _count() -> None:
     facts = _this.facts()
     if facts.get("total") or not _this.counted:
         _this.counted = facts
+
+
+def _write() -> None:
+    assert _this.folder is not None
+    _count()
     state = {**_this.counted, "tokens": REPLIES.tokens, "ending": _this.ending, "took": time.monotonic() - _this.since}
     with suppress(OSError):  # a full disk: the work itself says so
         _replace(_this.folder / STATE, state)

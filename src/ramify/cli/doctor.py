@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 app = Verbs("doctor")
 
-ENDPOINTS = "RAMIFY_ENDPOINTS"
 CORE = (
     "numpy",
     "scipy",
@@ -152,12 +151,13 @@ def doctor(
         only_for("doctor without --roofs", allow_unsandboxed=allow_unsandboxed)
     if model is not None and (len(endpoint or ()) != 1 or ":" in (endpoint or [""])[0].partition("://")[0]):
         raise UserError("--model measures one server: name it by its URL alone, as in --endpoint http://127.0.0.1:8000/v1")
+    from ramify.model.address import named_endpoints
+
     findings = Findings()
-    listed = re.split(r"[\s,]+", os.environ.get(ENDPOINTS, "").strip()) if os.environ.get(ENDPOINTS, "").strip() else []
     for part in (_versions, _machine, _store, _engine, _real, _extras, _plugins, _sandbox, _browser):
         part(findings)
     _kernels(findings, roofs, allow_unsandboxed)
-    _endpoints(findings, [*listed, *(endpoint or [])])
+    _endpoints(findings, [*named_endpoints(), *(endpoint or [])])
     draws = None if model is None else _draws(findings, (endpoint or [""])[0], model, samples, level)
     return Installation(all(finding.status != "broken" for finding in findings.rows), tuple(findings.rows), draws)
 

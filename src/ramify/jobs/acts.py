@@ -19,6 +19,7 @@ from ramify.rollout.edits import check_edit
 from ramify.rollout.stored import named_components, task_of
 from ramify.trace.db import Run
 from ramify.trace.node import ROLLOUT, Node
+from ramify.trace.schema import stored
 
 MOST_TEXT = 20_000
 """Characters of a text."""
@@ -106,7 +107,8 @@ class ActKind:
 
 
 def act_of(name: str, run: Path, given: Mapping[str, Any]) -> Act:
-    """The act ``name`` on the run in the folder ``run``. Raises UserError on a value, step or run that it cannot be done with."""
+    """The act ``name`` on the run in the folder ``run``. Raises UserError on a value, step or run that it cannot be done with,
+    RamifyError on a damaged run."""
     if name not in ACTS:
         raise UserError(f"there is no act '{name}' ({nearest(name, ACTS)})")
     fields = {field.name: field for field in ACTS[name].fields}
@@ -114,7 +116,7 @@ def act_of(name: str, run: Path, given: Mapping[str, Any]) -> Act:
         if key not in fields:
             raise UserError(f"'{name}' takes no '{key}' ({nearest(key, fields)})")
     with Run.open(run) as opened:
-        return ACTS[name].make(opened, **{key: field.read(given.get(key)) for key, field in fields.items()})
+        return stored(ACTS[name].make)(opened, **{key: field.read(given.get(key)) for key, field in fields.items()})
 
 
 def _step(run: Run, name: str) -> Node:

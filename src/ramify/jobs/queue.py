@@ -17,13 +17,14 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ramify.base import codec
 from ramify.base.attended import REASONS, RESULT, STATE, STOP, VARIABLE
 from ramify.base.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, RamifyError, UserError
-from ramify.base.files import read_record, write_whole
+from ramify.base.files import read_record, refusal, write_whole
 from ramify.jobs.acts import Act, ActLimits
 from ramify.render.result import Section, from_data
 from ramify.trace.db import this_user
@@ -37,6 +38,8 @@ PATIENCE = 10.0
 MOST_WAITING = 50
 MOST_SHOWN = 64 << 10
 """Bytes of a job's output that are shown."""
+LATEST = 1e11
+"""Seconds since 1970 that a job may have been asked for at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +105,33 @@ class Queue:
         path = self.folder / str(number) / JOB
         if not path.is_file():
             raise UserError(f"there is no job {number}")
-        record = read_record(path, "the job")
-        try:
-            return QueuedJob(**{**record, "words": tuple(record["words"])})
-        except (TypeError, KeyError):
-            raise UserError(f"{path} does not hold a job") from None
+        job = codec.from_json(QueuedJob, read_record(path, "the job"), str(path))
+        if job.number != number or not 0 <= job.asked < LATEST:
+            raise UserError(f"{path} does not hold job {number}")
+        return job
 
     def state(self, number: int) -> JobState:
         """How far it is. Raises UserError where there is none."""
         job, folder = self.job(number), self.folder / str(number)
-        told = _read(folder / STATE)
-        known: dict[str, Any] = {name: told[name] for name in ("note", "done", "total", "unit", "tokens", "took") if name in told}
-        if (folder / END).is_file():
-            return _ended(job, known, _read(folder / END), folder)
-        if _free(folder / LOCK):
-            return JobState(job, "stopped", **{**known, "note": "it was killed, or its server was"})
-        return JobState(job, "running" if told else "waiting", **known)
+        path = folder / STATE
+        known = JobState(job, "running" if path.is_file() else "waiting")
+        try:
+            told = read_record(path, "the job's progress") if path.is_file() else {}
+            known = codec.from_json(JobState, {**told, "job": job, "state": known.state}, str(path))
+        except UserError as error:
+            known = replace(known, note=str(error))
+        if not (folder / END).is_file() and not _free(folder / LOCK):
+            return known
+        if (folder / END).is_file():  # asked again: it is written before the lock is let go
+            return _ended(known, _read(folder / END), folder)
+        return replace(known, state="stopped", note="it was killed, or its server was")
 
     def result(self, number: int) -> tuple[tuple[Section, ...], list[str]]:
-        """The sections and caveats that a job found; none where it found nothing yet."""
+        """The sections and caveats that a job found; none where it found nothing yet. Raises UserError where they are damaged."""
         path = self.folder / str(number) / RESULT
-        told = _read(path)
-        return from_data(told.get("sections", []), str(path)), [str(caveat) for caveat in told.get("caveats", [])]
+        told = read_record(path, "the job's result") if path.exists() else {}
+        caveats = codec.from_json(list[str], told.get("caveats", []), str(path))
+        return from_data(told.get("sections", []), str(path)), caveats
 
     def log(self, number: int) -> str:
         """The last of what its command said."""
@@ -132,10 +140,16 @@ class Queue:
     # -- what is done ----------------------------------------------------------------------------------------------------------
 
     def submit(self, act: Act, budget: ActLimits) -> QueuedJob:
-        """Put an act at the end. Raises UserError where too many wait."""
+        """Put an act at the end. Raises UserError where too many wait, or the folder cannot be written."""
         with self._changed:
             if len(self._waiting) >= MOST_WAITING:
                 raise UserError(f"{MOST_WAITING} jobs wait already")
+        try:
+            return self._submit(act, budget)
+        except OSError as error:
+            raise refusal(f"cannot write {self.folder}", error) from error
+
+    def _submit(self, act: Act, budget: ActLimits) -> QueuedJob:
         self.folder.mkdir(parents=True, exist_ok=True)
         number = max(self.numbers(), default=0) + 1
         while True:  # another process may take the number
@@ -151,7 +165,11 @@ class Queue:
         )  # fmt: skip
         handle = _locked(folder / LOCK)
         assert handle is not None
-        write_whole(folder / JOB, json.dumps(asdict(job)))
+        try:
+            write_whole(folder / JOB, json.dumps(asdict(job)))
+        except RamifyError:
+            os.close(handle)
+            raise
         self._append(job, handle)
         return job
 
@@ -182,7 +200,8 @@ class Queue:
         with self._changed:
             self._closed = True
             for job, _ in self._waiting:
-                self.stop(job.number)
+                with suppress(OSError, RamifyError):  # its folder was deleted
+                    self.stop(job.number)
             self._changed.notify()
         if self._worker is not None:
             self._worker.join()
@@ -205,7 +224,7 @@ class Queue:
                 job, handle = self._waiting[0]
             try:
                 end = self._do(job, handle)
-            except (OSError, RamifyError) as error:
+            except (OSError, ValueError, RamifyError) as error:
                 end = {"code": 1, "why": str(error)}
             with suppress(OSError, RamifyError):  # a full disk: it is shown as killed, which continues
                 write_whole(self.folder / str(job.number) / END, json.dumps(end))
@@ -227,7 +246,7 @@ class Queue:
             environment = {name: value for name, value in os.environ.items() if name != "RAMIFY_TOKEN"}  # it is the server's
             with (folder / OUT).open("ab") as out, (folder / LOG).open("ab") as log:
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "ramify", *job.words],
+                    [sys.executable, "-P", "-m", "ramify", *job.words],  # no module of the current folder instead of ours
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=log,
@@ -242,7 +261,7 @@ class Queue:
                     until = min(until, time.monotonic() + PATIENCE)
                 if time.monotonic() > until:
                     child.kill()
-            ending = _read(folder / STATE).get("ending", "")
+            ending = str(_read(folder / STATE).get("ending", ""))
             return {"code": child.returncode, "why": REASONS.get(ending, "")}
         finally:
             os.close(turn)
@@ -253,18 +272,20 @@ class Queue:
         return (folder / STOP).exists()
 
 
-def _ended(job: QueuedJob, known: Mapping[str, Any], end: Mapping[str, Any], folder: Path) -> JobState:
+def _ended(known: JobState, end: Mapping[str, Any], folder: Path) -> JobState:
     code, why = end.get("code"), str(end.get("why", ""))
     if code in (EXIT_DONE, EXIT_BUDGET):
-        return JobState(job, "done", **known)
+        return replace(known, state="done")
     if code == EXIT_INTERRUPTED or (isinstance(code, int) and code < 0):
-        return JobState(job, "stopped", **{**known, "note": why or ("it was killed" if code != EXIT_INTERRUPTED else "stopped")})
+        return replace(known, state="stopped", note=why or ("it was killed" if code != EXIT_INTERRUPTED else "stopped"))
     last = [line for line in _last(folder / LOG).splitlines() if line.startswith("ramify: ")]
-    return JobState(job, "failed", **{**known, "note": why or (last[-1].removeprefix("ramify: ") if last else "it failed")})
+    return replace(known, state="failed", note=why or (last[-1].removeprefix("ramify: ") if last else "it failed"))
 
 
 def _last(path: Path) -> str:
     """The last :data:`MOST_SHOWN` bytes of a file, as text."""
+    if not path.is_file():  # a pipe would never end
+        return ""
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_SHOWN))
         return file.read().decode("utf-8", "replace")
@@ -279,11 +300,11 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _locked(path: Path, how: int = fcntl.LOCK_EX) -> int | None:
+def _locked(path: Path) -> int | None:
     """A handle on the lock; None where it is held already, by this process or another."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        fcntl.flock(handle, how | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         return None
@@ -291,6 +312,15 @@ def _locked(path: Path, how: int = fcntl.LOCK_EX) -> int | None:
 
 
 def _free(path: Path) -> bool:
-    if (handle := _locked(path, fcntl.LOCK_SH)) is not None:
+    """Whether nobody holds the lock. It writes nothing: the folder may be read-only."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
         os.close(handle)
-    return handle is not None
+    return True

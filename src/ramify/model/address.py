@@ -19,10 +19,17 @@ from ramify.base.errors import UserError
 
 _OPTIONS = ("tokenizer", "rate", "concurrent", "timeout", "retries", "answers")
 _PASSED_ON = ("api-version",)
+ENDPOINTS = "RAMIFY_ENDPOINTS"
+"""Variable with the addresses of this machine's endpoints, between spaces or commas."""
 PLAIN_HTTP = "RAMIFY_ALLOW_PLAIN_HTTP"
 HIDDEN = "***"
 _SHORT, _ESCAPE = 8, 6
 _ESCAPED = re.compile(r"\\u00([0-9a-fA-F]{2})|\\(.)")
+
+
+def named_endpoints() -> list[str]:
+    """The addresses in :data:`ENDPOINTS`, in order."""
+    return os.environ.get(ENDPOINTS, "").replace(",", " ").split()
 
 
 @dataclass(frozen=True)

@@ -105,18 +105,26 @@ class Acting:
 
     def jobs_html(self) -> str:
         """The queue, the latest job first."""
-        numbers = self.queue.numbers()
-        states = [state for number in numbers[:LISTED] if (state := self._state(number)) is not None]
-        rows = [(f"/jobs/{state.job.number}", state, _asked(state), self._run(state)) for state in states]
-        rows = [row for row in rows if self.shelf.only is None or row[3][1]]
-        return page("jobs.html", "Jobs", Nav("jobs"), rows=rows, left=max(0, len(numbers) - LISTED), allowed=self.allowed)
+        numbers, rows, damaged = self.queue.numbers(), [], []
+        for number in numbers[:LISTED]:
+            try:
+                state = self.queue.state(number)
+            except UserError as error:
+                damaged.append(str(error))
+                continue
+            run = self._run(state)
+            if self.shelf.only is None or run[1]:
+                rows.append((f"/jobs/{number}", state, _asked(state), run))
+        left = max(0, len(numbers) - LISTED)
+        return page("jobs.html", "Jobs", Nav("jobs"), rows=rows, left=left, damaged=damaged, allowed=self.allowed)
 
     def job_html(self, number: int) -> str:
         """A job: how far it is, what it found, what it said. Raises UserError where there is none."""
-        state = self.queue.state(number)
-        if self.shelf.only is not None and not self._run(state)[1]:
-            raise UserError(f"there is no job {number} of this run")
-        sections, caveats = self.queue.result(number)
+        state = self._shown(number)
+        try:
+            sections, caveats = self.queue.result(number)
+        except UserError as error:
+            sections, caveats = (), [str(error)]
         return page(
             "job.html",
             f"Job {number}: {ACTS[state.job.act].title if state.job.act in ACTS else state.job.act}",
@@ -136,14 +144,15 @@ class Acting:
 
     def job_data(self, number: int) -> str:
         """What changes while a job runs. Raises UserError where there is none."""
-        state = self.queue.state(number)
+        state = self._shown(number)
         return json.dumps({"over": state.over, "share": _share(state), "texts": _told(state)})
 
-    def _state(self, number: int) -> JobState | None:
-        try:
-            return self.queue.state(number)
-        except UserError:  # it is being made
-            return None
+    def _shown(self, number: int) -> JobState:
+        """Raises UserError where there is no such job, or it is of a run that is not shown."""
+        state = self.queue.state(number)
+        if self.shelf.only is not None and not self._run(state)[1]:
+            raise UserError(f"there is no job {number} of this run")
+        return state
 
     def _run(self, state: JobState) -> tuple[str, str]:
         """Name and address of a job's run; no address where it is gone."""

@@ -40,8 +40,6 @@ _SAMPLES = 50  # ids of equal samples that a page names
 _ANSWERS = 20  # different answers to one choice
 _EDITED = 0.1  # weight of a fork's edit against a sample, where the script opens what is travelled most
 
-"""Maker of the findings of `ramify why`, and the name of those that name no step."""
-
 Chance = tuple[float, float, float, float]
 Numbers = tuple[tuple[str, str, str], ...]
 """(name, value, meaning)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import shlex
 import shutil
 import time
@@ -17,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 from ramify.base.errors import UserError
 from ramify.base.words import plural
+from ramify.model.address import named_endpoints
 from ramify.model.probe import probe
 from ramify.render.escape import visible
 from ramify.render.numbers import percent, percent_interval
@@ -26,7 +26,7 @@ from ramify.rollout.commands import run_name
 from ramify.trace.db import Run
 from ramify.web.pages import markup, page, stored_answers
 from ramify.web.shelf import STATES, ListedRun, Shelf
-from ramify.web.way import ENDPOINTS, QUESTIONS, Nav, advice, in_code, key_of, name_of
+from ramify.web.way import QUESTIONS, Nav, advice, in_code, key_of, name_of
 from ramify.web.words import WORDS
 
 ASKED_AGAIN = 60.0
@@ -152,7 +152,7 @@ class Need:
 def needs(rows: Sequence[ListedRun]) -> list[Need]:
     """What there must be before a step can be named: a model, an agent, a task, a run, outcomes, an answer."""
     here = [name for name in HARNESSES if shutil.which(name)]
-    urls = [url.rpartition("@")[2] for url in os.environ.get(ENDPOINTS, "").replace(",", " ").split()]
+    urls = [url.rpartition("@")[2] for url in named_endpoints()]
     alive = [visible(url) for url in urls if _answers(url, int(time.time() / ASKED_AGAIN))]
     repository = next((path for path in (Path.cwd(), *Path.cwd().parents) if (path / ".git").exists()), None)
     judged = [row for row in rows if row.success is not None]

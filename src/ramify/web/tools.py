@@ -9,6 +9,7 @@ other tasks for edits, since ``ramify fix`` confirms there. Texts that a recorde
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -71,7 +72,7 @@ class RunTools:
         self.tokens, self.attempts = tokens, attempts
         self._jobs: list[int] = []
         self._edited: dict[Path, str] = {}
-        self._turn = asyncio.Lock()
+        self._turn, self._beginning = asyncio.Lock(), threading.Lock()
 
     def close(self) -> None:
         """Stop what runs."""
@@ -164,6 +165,10 @@ class RunTools:
 
     def _begun(self, name: str, folder: Path, given: dict[str, Any]) -> tuple[Act, int]:
         """The act that is asked for and its job, where it is allowed and within what is left. Raises RamifyError."""
+        with self._beginning:  # a call that was cancelled still begins its job, which the next one must count
+            return self._begun_alone(name, folder, given)
+
+    def _begun_alone(self, name: str, folder: Path, given: dict[str, Any]) -> tuple[Act, int]:
         with Run.open(folder) as run:
             starts = str(run.config.get("env") or "").partition(":")[0] in COMMANDS
             held = [info for info in run.trees() if _held_out(info)]
@@ -178,7 +183,7 @@ class RunTools:
         if tree in {info.name for info in held}:
             raise UserError(HIDDEN)
         act = act_of(NAMES[name], folder, given)
-        if act.edits and self._edited.get(folder, act.task) != act.task:
+        if act.edits and self._edited.get(folder.resolve(), act.task) != act.task:
             raise UserError("edits were tried at another task of this run; its other tasks are held out to confirm them")
         tokens, attempts = self._spent()
         if act.attempts > self.attempts - attempts or tokens >= self.tokens:
@@ -187,7 +192,7 @@ class RunTools:
                 f"and {max(0, self.tokens - tokens)} tokens are left: ask for fewer, or a person starts it with a larger one"
             )
         if act.edits:
-            self._edited[folder] = act.task
+            self._edited[folder.resolve()] = act.task
         job = self.queue.submit(act, ActLimits(self.tokens - tokens))
         self._jobs.append(job.number)
         return act, job.number

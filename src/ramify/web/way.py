@@ -4,7 +4,6 @@ stored nothing yet."""
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from ramify.jobs.context.ask import MAKER as CAUSE
 from ramify.jobs.why.answer import Why
 from ramify.jobs.why.findings import MAKER as WHY
 from ramify.jobs.why.findings import found
+from ramify.model.address import named_endpoints
 from ramify.render.escape import visible
 from ramify.render.numbers import number
 from ramify.render.result import Section, table
@@ -37,8 +37,6 @@ QUESTIONS = {
 """The stations, in order, each with what it answers."""
 STATIONS = tuple(name for name in QUESTIONS if name != "record")
 """Those with what verbs stored, the last of all other verbs."""
-ENDPOINTS = "RAMIFY_ENDPOINTS"
-"""Variable with the addresses of this machine's endpoints."""
 
 
 def _station(maker: str) -> str:
@@ -174,42 +172,37 @@ def model_of(run: Run) -> str:
     return visible(named if isinstance(named, str) else "" if first is None else first.model)
 
 
-def who_plays(run: Run) -> str:
-    """What a command must add that continues the run's attempts: nothing where the run names who plays, else the options, with
-    URL and ENV for what nobody knows."""
-    if commands(run).plays:
+def _told_model(run: Run) -> str:
+    """The option that names the model of a run that does not: at the first of this machine's endpoints, else at URL."""
+    if isinstance(run.config.get("model"), str):
         return ""
-    model = "" if isinstance(run.config.get("model"), str) else f" --model {shlex.quote(_address(run))}"
-    return model + ("" if isinstance(run.config.get("env"), str) else " --env ENV")
-
-
-def _address(run: Run) -> str:
-    """The model of a run that names no address: at the first endpoint of this machine's, else at URL."""
-    first = next(iter(os.environ.get(ENDPOINTS, "").replace(",", " ").split()), "URL")
-    return f"chat:{model_of(run) or 'MODEL'}@{first.rpartition('@')[2]}"
+    name, url = model_of(run) or "MODEL", next(iter(named_endpoints()), "URL").rpartition("@")[2]
+    return " --model " + shlex.quote(f"chat:{name}@{url}")
 
 
 def advice(run: Run, station: str) -> tuple[str, str]:
     """What to know before asking the question of a station (empty where nothing), and the command that does what comes next: it
     asks the question, or makes what it needs. Words in capitals stand for what nobody but the reader knows."""
-    words, plays = shlex.quote(run_name(run.folder)), who_plays(run)
+    able = commands(run)
     if not any(success is not None for _, success in successes(run, settled(run))):
         outcomes = json.dumps({info.name: True for info in run.trees()[:1]}, ensure_ascii=False)
         says = f"Nobody said how the attempts ended. Say it in a file: `{visible(outcomes)}`, with an outcome for each task."
-        return says, f"ramify import --run {words} --outcomes FILE"
+        return says, f"ramify import --run {able.name} --outcomes FILE"
     if station in ("why", "test"):
-        return "", f"ramify {station} {words}"
+        return "", able.why() if station == "why" else f"ramify test {able.name}"
     asked = [why for why in found(run) if why.steps]
     named = [why for why in asked if why.node is not None and not why.success]
     if not asked:
-        return "No step was named yet; that comes first.", f"ramify why {words}"
-    node = "" if named else f" {asked[-1].steps[-1].node[:12]}"
+        return "No step was named yet; that comes first.", able.why()
+    node = "" if named else asked[-1].steps[-1].node[:12]
     says = "" if named else "No step stands out in what was asked; this is about the last one."
-    if plays:
+    model = "" if able.plays else _told_model(run)
+    if not able.plays:
         says += " The run does not name who plays: put what it is for the words in capitals."
     if station == "cause":
-        return says.strip(), f"ramify why {words}{node} --context{plays.removesuffix(' --env ENV')}"
-    return says.strip(), f"ramify fix {words}{node} --rule TEXT{plays}"
+        return says.strip(), able.why(node, f" --context{model}")
+    env = "" if able.plays or isinstance(run.config.get("env"), str) else " --env ENV"
+    return says.strip(), f"ramify fix {able.name}{node and f' {node}'} --rule TEXT{model}{env}"
 
 
 def left_off(run: Run) -> Iterator[LeftOff]:
