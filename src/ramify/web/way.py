@@ -235,4 +235,4 @@ def left_off(run: Run) -> Iterator[LeftOff]:
     if run.journal(CAUSE) and not run.findings(maker=CAUSE):
         yield LeftOff("ramify why --context", f"ramify why {named} --context")
     if "fix" not in kept and any(entry.key.startswith("fix/") for entry in run.journal("fork")):
-        yield LeftOff("ramify fix", f"ramify fix {named} --rule 'TEXT'")
+        yield LeftOff("ramify fix", "")  # where the files of its candidates are, the run does not know
