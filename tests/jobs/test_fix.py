@@ -132,7 +132,10 @@ def test_three_plain_candidates_of_a_cause(tmp_path: Path, capsys: pytest.Captur
     chance = Chance.of(Counts(3, 4))
     part = CausingPart("user 1", "Go right,\nI say.", "user", chance, chance, chance)
     cause = ContextCause("one", (part,), 0.05)
-    told = WhyContext("t0", node, "right", "same", "decision", "parts", "Because.", chance, chance, (cause,), 3, 0.05, 9, 4, 1)
+    told = WhyContext(
+        tree="t0", node=node, action="right", target="same", measured="decision", verdict="parts", headline="Because.",
+        level=0.05, samples=9, screened=4, whole=chance, bare=chance, causes=(cause,), parts=3, tried=1,
+    )  # fmt: skip
     with Run.open(path, write=True) as run:
         run.conclude("why --context", [Finding("x", "why --context", "Because.", node, evidence=codec.to_json(told))])
     assert main([*words, "--json"]) == 0
