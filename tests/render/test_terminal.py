@@ -157,7 +157,7 @@ def test_a_terminal_without_control_sequences_gets_plain_lines(monkeypatch: pyte
     with progress("work", 4, "runs", clock=lambda: now[0]) as bar:
         now[0] = 40.0
         bar.at(2)
-    assert screen.getvalue() == "work: 50% after 0.7 min, 2/4 runs, 0.1/s, 0:40 left\n" * 2
+    assert screen.getvalue() == "work: 50% after 0.7 min, 2/4 runs, 3/min, 0:40 left\n" * 2
 
 
 def test_ctrl_c_says_what_is_kept() -> None:
