@@ -88,7 +88,10 @@ def demo(settings: Sequence[str]) -> None:
             str(worst.node)[:12],
             *edit,
         )
-        print("", *textwrap.wrap(worst.headline.replace("`", ""), WIDE), sep="\n")
+        anew = (
+            "The fork above sampled both anew and more often, and what stood out tends to stand out less then: go by its figures."
+        )
+        print("", *textwrap.wrap(worst.headline.replace("`", ""), WIDE), *textwrap.wrap(anew, WIDE), sep="\n")
     print(f"\nSee it, step by step: .venv/bin/ramify show {shlex.quote(tries)} --web\n{OWN}", flush=True)
 
 

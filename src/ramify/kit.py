@@ -444,7 +444,15 @@ class StudyVerb(Verb):
         asked = {name: value for name, value in given.items() if name in known or (rest and name not in self.UNSEEN)}
         estimate = self.plan(*first, **asked) if self.plan else {}
         if not isinstance(estimate, Planned):
-            told = {name: str(value) for name, value in given.items() if name not in self.UNSEEN and value is not None}
+            seen = {name: value for name, value in given.items() if name not in self.UNSEEN}
+            for record in seen.keys() & self._records().keys():  # its fields are the options
+                options = seen.pop(record)
+                seen |= {part.name: getattr(options, part.name) for part in fields(options)}
+            told = {
+                name: [str(each) for each in value] if isinstance(value, list) else str(value)
+                for name, value in seen.items()
+                if value is not None
+            }
             estimate = Planned(first[0].to_json() if first else told, estimate)
         costs = estimate.cost_estimate
         more = paces.seconds(self.maker, _model_of(first, given), self.unit, costs)

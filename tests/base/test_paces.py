@@ -59,12 +59,20 @@ def test_another_verb_is_told_by_the_tokens_of_its_model(clock: Clock) -> None:
     assert told == {"seconds, at most about": 200, "seconds from": "50 tokens of the last `ramify play` here"}
 
 
+def test_what_ends_mostly_before_its_bound_is_told_by_the_same_units(clock: Clock) -> None:
+    work(clock, "play", 4)
+    for estimate in ({"episodes": 40}, {"attempts": 1, "samples": 40}):
+        told = paces.seconds("play", "m", "episodes at most", estimate)
+        assert told == {"seconds, at most about": 200, "seconds from": "4 episodes of its last call here"}
+
+
 def test_what_is_not_known_is_said(clock: Clock) -> None:
     work(clock, "play", 4, tokens=50)
     work(clock, "instant", 4, seconds=0.5)
     assert paces.seconds("play", "n", "episodes", {"episodes": 40}) == {
         "seconds": "not known: no such call with n was made on this machine yet"
     }
+    assert "call of this run was" in str(paces.seconds("play", f"{paces.RUN}other", "episodes", {"episodes": 40}))
     assert "not known" in str(paces.seconds("instant", "m", "episodes", {"episodes": 40}))
     assert "not known" in str(paces.seconds("judge", "m", "texts", {"texts": 3}))
     assert paces.seconds("play", "m", "episodes", {"episodes": 40, "seconds, about": 3}) == {}

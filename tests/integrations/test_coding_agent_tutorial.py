@@ -27,7 +27,7 @@ def test_a_real_harness_does_what_the_tutorial_says(tmp_path: Path) -> None:
         port = str(free.getsockname()[1])
     blocks = re.findall(r"^```(python|sh)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     (tmp_path / "begin.py").write_text("".join(text for language, text in blocks if language == "python"))
-    lines = [line.replace("8765", port) for language, text in blocks if language == "sh" for line in text.splitlines()]
+    lines = [line.replace("8799", port) for language, text in blocks if language == "sh" for line in text.splitlines()]
     install, serve, paths, record, *asked = lines
     assert install.startswith("python3 -m venv mini")
     why, fix = asked

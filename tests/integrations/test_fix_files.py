@@ -99,7 +99,13 @@ def test_the_text_that_helps_is_accepted_and_its_patch_applies(
     before = [git(repo, *words) for words in state]
     words = ["--file", "repo/AGENTS.md", "--try", "helps.md", "--attempts", "4", "--level", "0.5"]
     assert main(["fix", "run", *words, "--dry-run"]) == 0
-    assert "8" in capsys.readouterr().out
+    dry = capsys.readouterr().out
+    assert "8" in dry
+    assert "the file" not in dry
+    assert main(["fix", "run", "--file", "repo/AGENT.md", "--try", "helps.md", "--dry-run"]) == 0  # as somebody mistypes it
+    dry = capsys.readouterr().out
+    assert "AGENT.md is new: the repository has none" in dry
+    assert "TriedOptions" not in dry
     found = told(capsys, *words, "--write", ".")
     assert accepted(found) == ["helps.md"]
     assert (found["node"], found["unscreened"], found["attempts"], found["failed"]) == ("", ["helps.md"], 8, 0)

@@ -19,7 +19,10 @@ from ramify.jobs.helped import helped
 from ramify.jobs.why import found
 from ramify.jobs.why.alternatives import head, tools_of
 from ramify.jobs.why.moves import worst_moves
+from ramify.jobs.why.records import Chance, StepChance
+from ramify.jobs.why.tables import steps
 from ramify.model.scripted import ScriptedModel
+from ramify.render.result import Section, to_text
 from ramify.rollout.attempts import Attempt
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import clopper_pearson
@@ -188,3 +191,13 @@ def test_a_finding_that_is_no_record_is_left_out(tmp_path: Path) -> None:
     why = ramify.why(run, model=agent(), env=Halls())
     with Run.open(run) as stored:
         assert found(stored) == [why]
+
+
+def test_a_long_action_takes_one_line_of_a_table() -> None:
+    chance = Chance.of(Counts(1, 4))
+    said = "echo a\\n" * 60
+    long = StepChance("0", f'bash({{"command":"{said}"}})', chance)
+    shown = to_text([Section.of("", *steps((long,), chance, "step", True))])
+    assert max(map(len, shown.splitlines())) < 150
+    assert '1   bash({"command":"echo a' in shown
+    assert "…" in shown

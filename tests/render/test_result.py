@@ -274,7 +274,8 @@ def test_a_study_of_a_run_says_its_own_settings(tmp_path: Path, capsys: pytest.C
     from ramify.base.errors import InterruptedRunError
 
     code, out, err = call(capsys, "paint", str(tmp_path), "--dry-run", "--json")
-    assert json.loads(out) == {"caveats": ["it is far"], "settings": {"steps": 3}, "cost_estimate": {"steps": 6, **UNTIMED}}
+    untimed = {"seconds": UNTIMED["seconds"].replace("call", "call of this run")}
+    assert json.loads(out) == {"caveats": ["it is far"], "settings": {"steps": 3}, "cost_estimate": {"steps": 6, **untimed}}
     assert (code, err) == (0, "warning: it is far\n")
     with Run.create(tmp_path, {}):
         pass

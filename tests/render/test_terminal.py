@@ -85,6 +85,15 @@ def test_short_work_says_nothing_without_a_terminal(capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", "")
 
 
+def test_the_time_left_of_a_bound_is_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    with progress("why", 144, "continuations at most", False, clock=lambda: now[0]) as bar:
+        now[0] = 72.0
+        bar.at(72, "success 24%")
+    words = "why: 50% after 1.2 min, 72/144 continuations at most, 1/s, 1:12 left at most, success 24%\n"
+    assert capsys.readouterr().err.startswith(words)
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_long_work_says_a_line_now_and_then_without_a_terminal(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     now = [0.0]
@@ -148,7 +157,7 @@ def test_a_terminal_without_control_sequences_gets_plain_lines(monkeypatch: pyte
     with progress("work", 4, "runs", clock=lambda: now[0]) as bar:
         now[0] = 40.0
         bar.at(2)
-    assert screen.getvalue() == "work: 50% after 0.7 min, 2/4 runs, 0.1/s, 0:40 left\n" * 2
+    assert screen.getvalue() == "work: 50% after 0.7 min, 2/4 runs, 3/min, 0:40 left\n" * 2
 
 
 def test_ctrl_c_says_what_is_kept() -> None:

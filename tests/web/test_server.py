@@ -124,6 +124,8 @@ def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path, address: str)
         open_server(guarded_pages(ServedRuns.of(tmp_path)))
     with pytest.raises(UserError, match="port 99999"):
         open_server(guarded_pages(ServedRuns.of(folder)), 99999)
+    with pytest.raises(UserError, match="already in use; --port N takes another port"):
+        open_server(guarded_pages(ServedRuns.of(folder)), int(address.rpartition(":")[2].strip("/")))
     assert is_loopback("127.8.9.1")
     assert not is_loopback("localhost.")
 

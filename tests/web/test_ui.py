@@ -25,6 +25,7 @@ from ramify.trace import convert, formats
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.web import shelf as shelves
+from ramify.web.pages import report_html
 from ramify.web.place import needs, runs_html
 from ramify.web.server import ServedRuns, guarded_pages
 from ramify.web.shelf import ListedRun, Shelf
@@ -113,6 +114,21 @@ def test_a_run_that_is_written_to_is_running(runs: Path) -> None:
         assert rows_of(runs)["played"].state == "running"
         assert {row.state for row in rows_of(runs).values() if row.name != "played"} == {"finished", "stopped", "damaged"}
     assert rows_of(runs)["played"].state == "finished"
+
+
+@pytest.mark.skipif(not shelves.LOCKS.exists(), reason="NOT CHECKED: the kernel does not list its locks")
+def test_what_still_runs_was_not_left_off(runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(runs / "played", copy)
+    with Run.open(copy, write=True) as run:
+        step = run.findings(maker="why")[0].node
+        run.log("fork", "fix/0", {"node": step})  # as a `ramify fix` does that has not ended
+        run.commit()
+        assert "left off" not in report_html(run, nav_of(run, "run", "record"))
+    with Run.open(copy) as run:
+        assert "<code>ramify fix</code> was left off; the same command continues it." in report_html(
+            run, nav_of(run, "run", "record")
+        )
 
 
 def test_what_was_left_off_is_said_with_what_continues_it(runs: Path, tmp_path: Path) -> None:

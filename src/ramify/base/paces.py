@@ -91,7 +91,8 @@ def seconds(verb: str, model: str, unit: str, estimate: Mapping[str, object]) ->
     if any("seconds" in name for name in estimate):
         return {}
     paces = [pace for pace in reversed(known()) if pace.model == model]
-    total = estimate.get(unit)
+    unit = unit.removesuffix(" at most")
+    total = estimate.get(unit, estimate.get("samples"))
     for pace in paces:
         if pace.verb == verb and pace.units and isinstance(total, int | float):
             done = plural(round(pace.units), unit.removesuffix("s"))
@@ -101,7 +102,7 @@ def seconds(verb: str, model: str, unit: str, estimate: Mapping[str, object]) ->
         if tokens is not None and pace.tokens:
             done = plural(round(pace.tokens), "token")
             return _told(tokens * pace.seconds / pace.tokens, f"{done} of the last `ramify {pace.verb}` here")
-    about = f" with {model}" if model and not model.startswith(RUN) else ""
+    about = " of this run" if model.startswith(RUN) else f" with {model}" if model else ""
     return {"seconds": f"not known: no such call{about} was made on this machine yet"}
 
 

@@ -78,7 +78,7 @@ def plan(
     scorer: str | None, model: str | None, env: str | None, trust: bool,
 ) -> Mapping[str, Cell]:  # fmt: skip
     """What it takes at most."""
-    from ramify.jobs.fix.ask import FixQuestion, beginnings, place_of, steps_needed, wanted
+    from ramify.jobs.fix.ask import FixQuestion, place_of, wanted
     from ramify.jobs.fix.candidates import check_candidates, check_player
     from ramify.jobs.fix.propose import MOST
     from ramify.rollout.stored import WhoPlays
@@ -94,11 +94,10 @@ def plan(
             edits |= {f"proposal {i}": {"rule" if file is None else "file": i} for i in range(MOST)}
         else:
             edits = dict(check_candidates(edits))
-        step = steps_needed(edits, opened, where)
         check_player(opened, who)
-        others = beginnings(opened, settled(opened, scorer), step, tasks)
-    most = FixQuestion(n, tasks, attempts).most(edits, len(others), step is not None)
-    return {"candidates": len(edits), "tasks": len(others), "attempts": most}
+        others, most = FixQuestion(n, tasks, attempts).needs(edits, opened, settled(opened, scorer), where)
+    estimate: dict[str, Cell] = {"candidates": len(edits), "tasks": len(others), "attempts": most}
+    return estimate | ({"the file": f"{file.path} is new: the repository has none"} if file is not None and not file.old else {})
 
 
 @app.study(plan=plan, unit="attempts at most", itself=True, run="run")
@@ -179,9 +178,10 @@ def fix(
             if not edits:
                 raise UserError(f"--propose {tried.propose.partition('@')[0]}: none of what it proposed could be read as an edit")
         candidates = check_candidates(edits)
-        bar.begin(question.most(candidates, tasks, True), 0, "", "attempts at most")
         judge(opened, who)
-        result = fixed(opened, candidates, settled(opened, scorer), where, question, who, on_attempt, (meant, unread))
+        deciding = settled(opened, scorer)
+        bar.begin(question.needs(candidates, opened, deciding, where)[1])
+        result = fixed(opened, candidates, deciding, where, question, who, on_attempt, (meant, unread))
     return result if write is None or result.accepted is None else replace(result, wrote=_write(write, result, result.accepted))
 
 

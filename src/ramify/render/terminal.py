@@ -155,7 +155,9 @@ class _Told(Progress):
         rate = (self.done - self.earlier) / seconds if seconds > 0 else 0.0
         facts = [f"{short(self.done)}/{short(self.total)} {self.unit}"]
         if rate > 0:
-            facts += [f"{short(rate)}/s", f"{minutes((self.total - self.done) / rate)} left"]
+            bound = " at most" if self.unit.endswith("at most") else ""  # such work mostly ends long before
+            pace = f"{short(rate)}/s" if rate >= 0.1 else f"{short(60 * rate)}/min"
+            facts += [pace, f"{minutes((self.total - self.done) / rate)} left{bound}"]
         else:  # nothing to reckon from yet, but time goes by
             facts += [minutes(seconds), *self.replies()]
         return [*facts, self.note] if self.note else facts

@@ -46,6 +46,7 @@ from ramify.web.lanes import lanes
 from ramify.web.outline import Outline, SuccessAfter, outline
 from ramify.web.potentials import potential_pictures
 from ramify.web.shares import share_picture
+from ramify.web.shelf import is_written
 from ramify.web.steps import START, ShownStep, TaskTree, merged, picture_steps, read_tree, step_text
 from ramify.web.tasks import TaskRow, task_rows
 from ramify.web.way import STATIONS, Nav, StoredAnswer, answers, in_code, key_of, left_off
@@ -110,7 +111,7 @@ def report_html(run: Run, nav: Nav | None = None, scorer: str | None = None, bes
         nav,
         findings=[_finding_view(finding, base, linked) for finding in found[:MOST_FINDINGS]],
         left=max(0, len(found) - MOST_FINDINGS),
-        left_off=[] if nav is None else list(left_off(run)),
+        left_off=[] if nav is None or is_written(run.folder) else list(left_off(run)),
         success=_counted(run, deciding) if not evals and not every else "",
         changes=None if result is None else _changes(run, result, base),
         cost="" if result is None else result.cost,

@@ -4,6 +4,7 @@ read anew for every request, so a run under way shows its progress."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import logging
 import math
@@ -243,7 +244,8 @@ def open_server(
         listener.listen(BACKLOG)  # who comes once the address is printed waits for the server, and is not refused
     except (OSError, OverflowError) as error:
         listener.close()
-        raise UserError(f"cannot serve on {host} port {port}: {error}") from error
+        another = "; --port N takes another port, --port 0 a free one" if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
+        raise UserError(f"cannot serve on {host} port {port}: {error}{another}") from error
     log = logging.getLogger("uvicorn.error")
     log.handlers, log.propagate = [_LogLines(logging.ERROR)], False
     config = uvicorn.Config(

@@ -154,6 +154,11 @@ class Shelf:
         return row
 
 
+def is_written(folder: Path) -> bool:
+    """Whether a process is writing to the run in ``folder`` now."""
+    return _inode(folder / LOCK) in _writers()
+
+
 def _mark(folder: Path, writers: set[int]) -> Mark | None:
     """What differs when a run has changed; None where it was deleted meanwhile."""
     try:

@@ -231,4 +231,4 @@ def left_off(run: Run) -> Iterator[LeftOff]:
     if run.journal(CAUSE) and not run.findings(maker=CAUSE):
         yield LeftOff("ramify why --context", f"ramify why {named} --context")
     if len(run.journal("fix")) > sum(_station(maker) == "fix" for maker in kept):
-        yield LeftOff("ramify fix", "")
+        yield LeftOff("ramify fix", "")  # where the files of its candidates are, the run does not know

@@ -130,6 +130,8 @@ class Fixes(Result):
             yield Section.of(f"{fix.name}: whole attempts at {at}", table(head, lines), says)
         if self.accepted is not None:
             kept = f"Written to {self.wrote}." if self.wrote else "Nothing was written: --write FILE keeps the edit."
+            if self.wrote and "file" in self.edits[self.accepted]:
+                kept += " `git apply` in the repository takes it."
             yield Section.of("the edit", Verbatim(self.diffs[self.accepted], "diff"), kept)
 
 

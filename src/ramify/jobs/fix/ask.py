@@ -81,6 +81,12 @@ class FixQuestion:
         controls = len({is_file(edit) for edit in edits.values()})
         return (len(edits) + 1) * self.n * screens + (len(edits) + controls) * tasks * self.each(tasks)
 
+    def needs(self, edits: Mapping[str, Edit], run: Run, deciding: Decider, where: str) -> tuple[list[tuple[str, Node]], int]:
+        """The :func:`beginnings` of a run that it is confirmed at, and the attempts that are played at most."""
+        step = steps_needed(edits, run, where)
+        tasks = beginnings(run, deciding, step, self.tasks)
+        return tasks, self.most(edits, len(tasks), step is not None)
+
 
 def wanted(spec: str | None) -> StepTarget | None:
     """What is counted: ``calls:TOOL`` or ``says:REGEX`` in a reply of the agent, or a judge of a reply

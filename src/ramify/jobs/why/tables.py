@@ -15,7 +15,7 @@ ROWS = 16
 TOOLS = 8
 """Tools whose worst move is shown."""
 WIDE = 60
-"""Characters of what was done at a parting."""
+"""Characters of what was done at a parting, or in a row of steps: of more a terminal makes a column of a dozen lines."""
 MOST_WAYS = 4
 """Ways at one parting that are shown."""
 LONGEST = 200
@@ -44,7 +44,7 @@ def _step(number: int, step: StepChance, talks: bool) -> tuple[Cell, ...]:
     after = step.after
     return (
         str(number),
-        named(step.action) + (f" (conversation {step.conversation})" if talks else ""),
+        cut(named(step.action)) + (f" (conversation {step.conversation})" if talks else ""),
         percent(None if after is None else after.p, 0),
         "ended" if after is not None and after.exact else percent_interval(None if after is None else after.interval),
         points(step.change, 0),
@@ -110,7 +110,7 @@ def partings(tasks: Sequence[FirstParting]) -> Section:
     """Where attempts at each task part first."""
     rows: list[tuple[Cell, ...]] = []
     for each in tasks[:TOOLS]:
-        told = [f"{named(way.action)[:WIDE]}: {way.k} of {way.n}" for way in each.ways[:MOST_WAYS]]
+        told = [f"{cut(named(way.action))}: {way.k} of {way.n}" for way in each.ways[:MOST_WAYS]]
         rows.append((each.task, each.step, told[0], p_value(each.p), each.node[:12]))
         rows += [(each.task, each.step, way, "", "") for way in told[1:]]
     left = f" ({len(tasks) - TOOLS} more tasks are left out)" if len(tasks) > TOOLS else ""
@@ -147,6 +147,12 @@ def tools(found: Sequence[LostByTool]) -> Section:
     rows = ((one.tool, one.lost, one.change, named(one.action), one.tree, one.node[:12]) for one in found)
     head = ("tool", "attempts lost", "mean change", "worst step", "tree", "node")
     return Section.of("which tool loses most", table(head, rows))
+
+
+def cut(action: str) -> str:
+    """An action in one line of :data:`WIDE` characters at most."""
+    line = " ".join(action.split())
+    return line if len(line) <= WIDE else f"{line[: WIDE - 1]}…"
 
 
 def named(action: str) -> str:
