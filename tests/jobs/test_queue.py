@@ -62,10 +62,15 @@ def test_jobs_of_others_are_shown_and_not_continued(queue: Queue, tmp_path: Path
     number = queue.submit(plain("fork", "--", "nowhere", "ab"), ActLimits()).number
     ended(queue, number)
     file = tmp_path / ".jobs" / str(number) / "job.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "owner": "somebody", "words": ["record", "--", "touch", "x"]}))
-    with pytest.raises(UserError, match="made elsewhere"):
-        queue.resume(number)
     job = json.loads(file.read_text())
+    for change in (
+        {"words": ["record", "--", "touch", "x"]},
+        {"seal": ""},
+        {"seal": "0" * 64},
+    ):  # a forged one, whoever had one of ours
+        file.write_text(json.dumps(job | change))
+        with pytest.raises(UserError, match="made elsewhere"):
+            queue.resume(number)
     wrong = [job | {name: value} for name in job for value in (None, {"a": 1})]
     wrong += [job | {"asked": 1e300}, job | {"number": 9}]
     for content in ("", "[]", "{}", '{"number": 1}', "\0", *map(json.dumps, wrong)):

@@ -7,6 +7,7 @@ that has no end and whose lock is free was killed, and continues when it is star
 from __future__ import annotations
 
 import fcntl
+import hmac
 import json
 import math
 import os
@@ -24,13 +25,13 @@ from typing import Any, Literal
 from ramify.base import codec
 from ramify.base.attended import REASONS, RESULT, STATE, STOP, VARIABLE
 from ramify.base.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, RamifyError, UserError
-from ramify.base.files import read_record, refusal, write_whole
+from ramify.base.files import cache_folder, read_record, refusal, write_whole
 from ramify.jobs.acts import Act, ActLimits
 from ramify.render.result import Section, from_data
-from ramify.trace.db import this_user
 
 JOBS = ".jobs"
 JOB, END, LOCK, OUT, LOG = "job.json", "end.json", "lock", "out.txt", "log.txt"
+KEY = "jobs-key"
 LOOK = 0.1
 """Seconds between two looks at a process, or at whose turn it is."""
 PATIENCE = 10.0
@@ -56,8 +57,14 @@ class QueuedJob:
     seconds: int
     asked: float
     """When, as seconds since 1970."""
-    owner: str
-    """Who asked (:func:`ramify.trace.db.this_user`): a job that came with somebody else's folder is not continued."""
+    seal: str = ""
+    """That it was asked for here, under a key that no folder holds: a job that came with somebody else's folder is not
+    continued."""
+
+    def sealed(self) -> str:
+        """What :attr:`seal` has to be."""
+        said = json.dumps({name: value for name, value in asdict(self).items() if name != "seal"}, sort_keys=True)
+        return hmac.digest(_key(), said.encode(), "sha256").hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +168,9 @@ class Queue:
         act.write(folder)
         job = QueuedJob(
             number, act.name, str(act.run), act.title, tuple(act.command(folder)), act.attempts, budget.tokens, budget.seconds,
-            time.time(), this_user(),
+            time.time(),
         )  # fmt: skip
+        job = replace(job, seal=job.sealed())
         handle = _locked(folder / LOCK)
         assert handle is not None
         try:
@@ -176,7 +184,7 @@ class Queue:
     def resume(self, number: int) -> None:
         """Continue a job that was stopped, with its budget anew. Raises UserError where it was not."""
         job, folder = self.job(number), self.folder / str(number)
-        if job.owner != this_user():
+        if not hmac.compare_digest(job.seal, job.sealed()):
             raise UserError(f"job {number} was made elsewhere: ask for it anew")
         state, handle = self.state(number).state, None
         for _ in range(10 if state in ("stopped", "failed") else 0):  # who worked on it lets go of it just after its end
@@ -280,6 +288,20 @@ def _ended(known: JobState, end: Mapping[str, Any], folder: Path) -> JobState:
         return replace(known, state="stopped", note=why or ("it was killed" if code != EXIT_INTERRUPTED else "stopped"))
     last = [line for line in _last(folder / LOG).splitlines() if line.startswith("ramify: ")]
     return replace(known, state="failed", note=why or (last[-1].removeprefix("ramify: ") if last else "it failed"))
+
+
+def _key() -> bytes:
+    """This user's key, made once."""
+    path = cache_folder() / KEY
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = path.with_name(f"{KEY}.{os.getpid()}")
+        with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(os.urandom(32))
+        with suppress(FileExistsError):  # another process was first
+            os.link(own, path)
+        own.unlink()
+    return path.read_bytes()
 
 
 def _last(path: Path) -> str:
