@@ -318,7 +318,7 @@ def test_the_installed_distribution_is_the_one_in_the_tree() -> None:
     for group, names in (
         ("experiments", ["check", "repro"]),
         ("reproductions", [*methods, "improve", "why", "world-model-trained"]),
-        ("cases", [*methods, "why"]),
+        ("cases", [*methods, "fix", "test", "why"]),
     ):
         wanted = project["entry-points"][f"ramify.{group}"]
         assert sorted(wanted) == sorted(names)

@@ -72,6 +72,21 @@ class TriedOptions:
         tried = given if file is None else dict(file.tried(given))
         return tried | {f"rule {i}": {"rule": {"add": text}} for i, text in enumerate(self.rule or [], 1)}, file
 
+    def proposed(self, run: Run, where: str, who: WhoPlays) -> tuple[dict[str, Any], int, int]:
+        """Those that are given and those that are proposed, how many were proposed, and how many of these could not be read or
+        were given already. Raises as :meth:`candidates`."""
+        from ramify.jobs.fix.ask import place_of
+        from ramify.jobs.fix.propose import proposals
+
+        edits, file = self.candidates(run, who)
+        if self.propose is None:
+            return edits, 0, 0
+        proposed = proposals(run, place_of(run, where), self.propose, file)
+        fresh = {name: edit for name, edit in proposed.edits.items() if edit not in edits.values()}
+        if not edits and not fresh:
+            raise UserError(f"--propose {self.propose.partition('@')[0]}: none of what it proposed could be read as an edit")
+        return {**edits, **fresh}, proposed.meant, proposed.meant - len(fresh)
+
 
 def plan(
     run: str, where: str, tried: TriedOptions, n: int, tasks: int, attempts: int | None, target: str | None,
@@ -147,22 +162,18 @@ def fix(
     An edit is accepted where attempts with it succeed more often than as many unedited ones that begin at the same place, beyond
     chance over all candidates. Nothing is written without --write.
     """
-    from ramify.jobs.fix.ask import FixQuestion, place_of, wanted
+    from ramify.jobs.fix.ask import FixQuestion, wanted
     from ramify.jobs.fix.ask import fix as fixed
     from ramify.jobs.fix.candidates import check_candidates
-    from ramify.jobs.fix.propose import proposals
     from ramify.jobs.judged import judge
     from ramify.rollout.attempts import Success
     from ramify.rollout.stored import WhoPlays
     from ramify.trace.db import Run
     from ramify.trace.outcome import settled
 
-    if write is not None and not write.is_dir() and not write.parent.is_dir():
-        raise UserError(f"cannot write {write}: there is no folder {write.parent}")
-    if write is not None and write.is_file() and write.suffix not in KEEPS:
-        raise UserError(f"--write keeps the edit as a patch or as JSON, not as {write} is: name a file of it, or a folder")
+    _check_writable(write)
     question, success = FixQuestion(n, tasks, attempts, level, target), Success()
-    who, meant, unread = WhoPlays(model, env, trust, read_effects(effect or [])), 0, 0
+    who = WhoPlays(model, env, trust, read_effects(effect or []))
     wanted(target)
 
     def on_attempt(attempt: Attempt) -> None:
@@ -170,19 +181,21 @@ def fix(
         bar.at(success.ended, success.note)
 
     with Run.open(find_run(run), write=True) as opened:
-        edits, file = tried.candidates(opened, who)
-        if tried.propose is not None:
-            proposed = proposals(opened, place_of(opened, where), tried.propose, file)
-            fresh = {name: edit for name, edit in proposed.edits.items() if edit not in edits.values()}
-            edits, meant, unread = {**edits, **fresh}, proposed.meant, proposed.meant - len(fresh)
-            if not edits:
-                raise UserError(f"--propose {tried.propose.partition('@')[0]}: none of what it proposed could be read as an edit")
+        edits, meant, unread = tried.proposed(opened, where, who)
         candidates = check_candidates(edits)
         judge(opened, who)
         deciding = settled(opened, scorer)
         bar.begin(question.needs(candidates, opened, deciding, where)[1])
         result = fixed(opened, candidates, deciding, where, question, who, on_attempt, (meant, unread))
     return result if write is None or result.accepted is None else replace(result, wrote=_write(write, result, result.accepted))
+
+
+def _check_writable(path: Path | None) -> None:
+    """Raises UserError where no edit is to be kept."""
+    if path is not None and not path.is_dir() and not path.parent.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}")
+    if path is not None and path.is_file() and path.suffix not in KEEPS:
+        raise UserError(f"--write keeps the edit as a patch or as JSON, not as {path} is: name a file of it, or a folder")
 
 
 def _write(path: Path, result: Fixes, name: str) -> str:

@@ -295,12 +295,12 @@ def _key() -> bytes:
     path = cache_folder() / KEY
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        own = path.with_name(f"{KEY}.{os.getpid()}")
-        with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        unlinked = path.with_name(f"{KEY}.{os.getpid()}")
+        with os.fdopen(os.open(unlinked, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(os.urandom(32))
         with suppress(FileExistsError):  # another process was first
-            os.link(own, path)
-        own.unlink()
+            os.link(unlinked, path)
+        unlinked.unlink()
     return path.read_bytes()
 
 
