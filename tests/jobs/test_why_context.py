@@ -23,6 +23,7 @@ from ramify.engine.local import LocalModel
 from ramify.jobs.context.ask import found_contexts, why_context
 from ramify.jobs.context.parts import FILLER, NOTHING, ContextParts, take_apart
 from ramify.jobs.context.search import CauseSearch, Searched, SearchSettings, Variant
+from ramify.rollout.commands import NOBODY
 from ramify.score.target import read_target
 from ramify.stats.sequential import DropBet
 from ramify.trace.db import Run
@@ -228,7 +229,8 @@ def test_what_the_model_had_cached_changes_nothing(tmp_path: Path) -> None:
         with Run.open(folder) as run:
             nodes = run.tree(run.trees()[0].name).nodes.values()
             step = next(node.id for node in nodes if node.role == "assistant")
-        answered = replace(why_context(folder, step, samples=8, model=model, env="household"), run="")
+        answered = why_context(folder, step, samples=8, model=model, env="household")
+        answered = replace(answered, run="", commands=NOBODY)
         with Run.open(folder) as run:
             kept.append((answered, [(entry.key, entry.payload) for entry in run.journal("why --context")]))
     assert kept[0] == kept[1]

@@ -122,7 +122,7 @@ def test_what_still_runs_was_not_left_off(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "played", copy)
     with Run.open(copy, write=True) as run:
         step = run.findings(maker="why")[0].node
-        run.log("fork", "fix/0", {"node": step})  # as a `ramify fix` does that has not ended
+        run.log("fix", "0", {"node": step})  # as a `ramify fix` does that has not ended
         run.commit()
         assert "left off" not in report_html(run, nav_of(run, "run", "record"))
     with Run.open(copy) as run:
