@@ -39,7 +39,7 @@ def chat() -> Iterator[Endpoint]:
 
 def played(model: str, out: Path) -> ramify.Attempt:
     """An attempt that was lost."""
-    attempts = ramify.play(model, Halls(), list(Halls().task_set("t", 1)), attempts=12, out=out)
+    attempts = ramify.play(model, Halls(), list(Halls().task_set("t", 1)), attempts=24, out=out)
     return next(attempt for attempt in attempts if attempt.outcome is False)
 
 

@@ -97,7 +97,7 @@ class Shelf:
             self._known.pop(folder, None)
         rows = [self._row(folder, mark, time.monotonic() < end) for mark, folder in marked]
         if any(row.state == "unread" for row in rows) and not self._reading.locked():
-            threading.Thread(target=self._read_rest, daemon=True).start()
+            threading.Thread(target=self._read_rest, name="ramify-shelf", daemon=True).start()
         return rows
 
     def _read_rest(self) -> None:
