@@ -17,6 +17,7 @@ import pytest
 from terminals import Terminal
 
 from ramify.base.codec import to_json
+from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.methods.theory_loop.canonical import CANONICAL
 from ramify.methods.theory_loop.domain import Design, hilbig, random_design, read_design
@@ -400,6 +401,12 @@ def test_whoever_saw_other_pairs_is_left_out_and_counted(tmp_path: Path, capsys:
     path.write_text(path.read_text() + more)
     assert loop("check", "ttb", "--against", path, "--count", 10) == 0
     assert "2 of 7 people are left out: 90: saw 6 pairs that most others did not" in capsys.readouterr().err
+
+
+def test_a_pair_of_another_experiment_is_refused_where_one_is_named(tmp_path: Path) -> None:
+    first, other = (random_design(np.random.default_rng(seed), pairs=6) for seed in (1, 2))
+    with pytest.raises(UserError, match="is not in the experiment"):
+        read_people(choices(tmp_path / "other.jsonl", other, 1, 0), first)
 
 
 def test_who_always_follows_a_theory_is_not_dropped_for_one_key(tmp_path: Path) -> None:
