@@ -1,5 +1,5 @@
 """Conversations of which it is known what the decision depends on (nothing, one sentence, two), given to
-``ramify why --context``."""
+``ramify why --context``, and replies whose forking tokens are known, given to the search of ``ramify why --tokens``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import ramify
 from ramify import Observation
 from ramify.trace.db import Run
 from ramify_experiments.cases import KnownCase, Repetition
+from ramify_experiments.why import tokens
 from ramify_experiments.why.context import FAMILIES, ContextFamily, conversation
 
 NAMES = {family.name: family for family in FAMILIES}
@@ -81,6 +82,17 @@ def _all(name: str) -> Any:
     return named
 
 
+def _forks(name: str) -> Any:
+    family = next(family for family in tokens.FAMILIES if family.name == name)
+
+    def named(rep: Repetition) -> bool:
+        reply = tokens.ForkedReply(family, rep.seed)
+        places = tokens.searched(reply)
+        return places == reply.planted if reply.planted else bool(places)
+
+    return named
+
+
 CASES = (
     KnownCase(
         "no part matters",
@@ -126,5 +138,32 @@ CASES = (
         0.95,
         full=100,
         quick=4,
+    ),
+    KnownCase(
+        "--tokens: no token matters",
+        "nothing",
+        "Whatever token of a reply is changed, it comes out as recorded 19 times in 20; a token that the search names is false.",
+        _forks("no fork, 95 %"),
+        0.05,
+        full=200,
+        quick=20,
+    ),
+    KnownCase(
+        "--tokens: a coin decides",
+        "nothing",
+        "The same of a reply that comes out as recorded every second time.",
+        _forks("a coin"),
+        0.05,
+        full=200,
+        quick=20,
+    ),
+    KnownCase(
+        "--tokens: one fork, 95 to 5 %",
+        "planted",
+        "Another token at one of 30 places lowers that chance from 95 to 5 %; it alone must be named.",
+        _forks("one fork, 95 -> 5 %"),
+        0.95,
+        full=200,
+        quick=20,
     ),
 )

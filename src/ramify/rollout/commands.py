@@ -48,9 +48,10 @@ class Commands:
         """Samples on from ``node``; "" where nobody is named who could."""
         return f"ramify fork {self.name} {node[:12]}{more}{self.options}" if self.plays else ""
 
-    def of_step(self) -> list[tuple[str, str, str]]:
+    def of_step(self, tokens: bool) -> list[tuple[str, str, str]]:
         """What can be done at a step: what it does, and the command before and after the step's node. A fork of the whole step is
-        at offset 0. The last, to ask why, is for a step after which somebody said how an attempt ended."""
+        at offset 0. The last, to ask why, is for a step after which somebody said how an attempt ended. ``tokens``: whether those
+        of replies were recorded."""
         fork, rule = f"ramify fork {self.name} ", shlex.quote(RULE)
         able = [
             ("sample this step and all after it anew", fork, f":0 --n 32{self.options}"),
@@ -59,7 +60,7 @@ class Commands:
         why = f"ramify why {self.name} "
         able += [
             ("which part of what it was shown caused this step", why, f" --context{self.options}"),
-            ("which of its tokens was a fork", why, f" --tokens{self.options}"),
+            *[("which of its tokens was a fork", why, f" --tokens{self.options}")] * tokens,
         ]
         return able * self.plays + [("which step lost it", why, self.options)]
 

@@ -599,6 +599,11 @@ class Run:
         count = next(self._rows(sql))[0]
         return None if count is None else int(count)
 
+    def has_tokens(self, tree: str) -> bool:
+        """Whether a reply in ``tree`` was recorded with its tokens, not as text alone."""
+        sql = "SELECT 1 FROM nodes WHERE tree = ? AND sampled IS NOT NULL LIMIT 1"
+        return next(self._rows(sql, self._tree_seq(tree)), None) is not None
+
     def token_values(
         self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
     ) -> list[TokenValues]:

@@ -238,7 +238,7 @@ def drawn(run: Run, tree: TaskTree, found: Outline, explained: Mapping[str, Mapp
         lost=at_lost,
         drop=-1 if found.drop is None else found.drop[1],
         forks=len(tree.forks),
-        able=tuple(able.of_step()),
+        able=tuple(able.of_step(run.has_tokens(tree.info.name))),
         who="" if able.plays else able.go_on("", "what else may be done here"),
         left_out=found.left_out,
         credit_scale=scale,
