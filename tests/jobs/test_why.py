@@ -90,6 +90,38 @@ def test_a_changed_context_helps_where_it_says_something_and_not_where_it_does_n
     assert low <= 0 <= high
 
 
+class OneDoor:
+    """Three knocks at a door, which looks the same each time; a loud one opens it."""
+
+    max_turns, system = 3, ""
+
+    def reset(self, task: Any, seed: int) -> ramify.Observation:
+        return ramify.Observation("a door")
+
+    def step(self, action: str) -> ramify.Observation:
+        return ramify.Observation("a door", terminated=action == "loud", outcome=action == "loud")
+
+    def snapshot(self) -> str:
+        return ""
+
+    def restore(self, snapshot: str) -> None:
+        pass
+
+    def key(self) -> str:
+        return "door"
+
+
+def test_who_has_more_turns_left_says_nothing_of_the_last_one(tmp_path: Path) -> None:
+    """Who begins opens it two times in three, who has one knock left three times in ten: the same look is not the same state."""
+    knock = ScriptedModel(lambda messages, key: "loud" if generator(key, "knock").random() < 0.3 else "soft")
+    ramify.play(knock, OneDoor, [{"id": "door"}], attempts=60, out=tmp_path / "run")
+    why = ramify.why(tmp_path / "run", model=knock, env=OneDoor, samples=60)
+    left = [step.after for step in why.steps[:-1]]
+    for chance, true in zip(left, (0.51, 0.3), strict=True):
+        assert chance.interval[0] <= true <= chance.interval[1]
+    assert left[-1].interval[1] < 0.657
+
+
 def test_a_success_says_what_won_it(tmp_path: Path) -> None:
     run = failed_run(tmp_path / "run")
     with Run.open(run) as stored:

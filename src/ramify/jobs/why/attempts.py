@@ -122,6 +122,9 @@ class AskedAttempt:
     keys: tuple[str, ...]
     """The state at each position, (T + 1,)."""
     others: tuple[Passage, ...]
+    limited: bool
+    """Whether an attempt at the task ended at a limit of turns: then who has more turns left is more likely to succeed from the
+    same place, so states are equal after as many turns alone."""
 
     def conversation(self, t: int) -> int:
         """Whose step ``t`` is, from 1: the number of its conversation."""
@@ -133,9 +136,10 @@ class AskedAttempt:
         return [one for one in passages if self.keys[t] in one.first]
 
 
-def walked(view: View) -> tuple[list[Step], list[Node], list[str]]:
+def walked(view: View, limited: bool = False) -> tuple[list[Step], list[Node], list[str]]:
     """The steps of an attempt (replies without an observation between are one),
-    the observation before each and the end, their states."""
+    the observation before each and the end, their states. ``limited``: turns are counted, so that a state with fewer of them left
+    is another state."""
     steps: list[Step] = []
     seen: list[Node] = []
     for step in view.steps:
@@ -151,11 +155,13 @@ def walked(view: View) -> tuple[list[Step], list[Node], list[str]]:
     keys, past = [], ""
     for i, node in enumerate(seen):
         past = stable_hash("state", past, texts[i], steps[i - 1].action if i else "")
-        keys.append(past if node.state_key is None else f"key {node.state_key}")
+        # an environment's key may be the same before it ends and after
+        key = f"key {node.state_key}{f' after {i}' * limited}{' ended' * (node.stop == 'terminated')}"
+        keys.append(past if node.state_key is None else key)
     return steps, seen, keys
 
 
-def _passage(view: View, provenance: str | None, plain: bool) -> Passage | None:
+def _passage(view: View, provenance: str | None, plain: bool, limited: bool) -> Passage | None:
     """What an attempt sampled by the unchanged agent; None where it was changed, cut off, or sampled by another one.
 
     ``plain``: the agent was shown the path as it is, so an attempt that was shown something else is another agent's.
@@ -172,7 +178,7 @@ def _passage(view: View, provenance: str | None, plain: bool) -> Passage | None:
         return None
     if plain and any(node.context is not None for node in said):
         return None
-    steps, seen, keys = walked(view)
+    steps, seen, keys = walked(view, limited)
     begins = {node.id for node in (own if own[0].role != "assistant" else own[1:])}
     first: dict[str, Step | None] = {}
     for i, node in enumerate(seen):
@@ -190,7 +196,9 @@ def _cohort(run: Run, info: TreeInfo, deciding: Decider) -> Iterator[View]:
 
 def read_case(run: Run, view: View, deciding: Decider, provenance: str | None) -> AskedAttempt:
     """The attempt with all others at its task; ``provenance`` is that of the agent that continues, None where nothing does."""
-    steps, seen, keys = walked(view)
+    cohort = list(_cohort(run, view.info, deciding))
+    limited = any(one.ended.cut and _record(one).purpose in KNOWN for one in cohort)
+    steps, seen, keys = walked(view, limited)
     if not steps:
         raise UserError(f"the attempt that ends at {view.leaf[:12]} has no step of the agent after an observation")
     task, _ = task_of(run, view.info.name)
@@ -198,5 +206,5 @@ def read_case(run: Run, view: View, deciding: Decider, provenance: str | None) -
     nodes = tuple(node.id for node in seen)
     trace = StepTrace(view.leaf, view.info.name, task, nodes, actions, view.success, ended=view.success is not None)
     plain = all(node.context is None for step in steps for node in step.reply.nodes)
-    passages = (_passage(one, provenance, plain) for one in _cohort(run, view.info, deciding) if one.leaf != view.leaf)
-    return AskedAttempt(view, trace, tuple(steps), tuple(keys), tuple(one for one in passages if one is not None))
+    passages = (_passage(one, provenance, plain, limited) for one in cohort if one.leaf != view.leaf)
+    return AskedAttempt(view, trace, tuple(steps), tuple(keys), tuple(one for one in passages if one is not None), limited)

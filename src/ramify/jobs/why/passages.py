@@ -67,7 +67,7 @@ class Passages:
             if attempt.outcome is None:
                 continue
             view = View(self.case.view.info, self.episodes.load(trace.tree), self.episodes.load(trace.tree).path(attempt.leaf))
-            steps, seen, keys = walked(view)
+            steps, seen, keys = walked(view, self.case.limited)
             at = next(j for j, node in enumerate(seen) if node.id == trace.nodes[t])
             first: dict[str, Step | None] = {}
             for j in range(at, len(seen)):
