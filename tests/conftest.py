@@ -17,7 +17,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from suite import Suite
 
-from ramify.base import paces
+from ramify.base import paces, plugins
 from ramify.render import terminal
 
 # A busy machine pauses for seconds, and an example that is sampled anew in every run finds its fault in somebody else's change.
@@ -30,7 +30,7 @@ settings.load_profile("place")
 providers._get_local_constants = Constants
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a verb says of itself by the clock would be among what a test reads of it, on a slow machine.
-terminal.FIRST = 3600.0
+terminal.FIRST = plugins.PATIENCE = 3600.0
 paces.LEAST = float("inf")  # what a call took would be told by the next dry run
 os.environ["RAMIFY_FIRST_LINE"] = "3600"  # of commands that tests start; those in a terminal of theirs say it as ever
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
