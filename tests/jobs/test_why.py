@@ -18,8 +18,10 @@ from ramify.jobs.decline import Decline
 from ramify.jobs.helped import helped
 from ramify.jobs.why import found
 from ramify.jobs.why.alternatives import head, tools_of
+from ramify.jobs.why.answer import Why
 from ramify.jobs.why.moves import worst_moves
-from ramify.jobs.why.records import Chance, StepChance
+from ramify.jobs.why.records import Alternative, Chance, StepChance
+from ramify.jobs.why.sentences import lost
 from ramify.jobs.why.tables import steps
 from ramify.model.scripted import ScriptedModel
 from ramify.render.result import Section, to_text
@@ -223,6 +225,19 @@ def test_a_finding_that_is_no_record_is_left_out(tmp_path: Path) -> None:
     why = ramify.why(run, model=agent(), env=Halls())
     with Run.open(run) as stored:
         assert found(stored) == [why]
+
+
+def test_a_headline_names_the_calls_of_a_step() -> None:
+    def headline(action: str, other: str) -> str:
+        chance = Chance.of(Counts(1, 2))
+        instead = Alternative.of(other, Counts(3, 4))
+        return lost(Why("t", "a", False, "step", "", chance, chance, "n", action, alternatives=(instead,)), 4)
+
+    ls, rm = 'I look.\nbash({"command": "ls -l"})', 'I look.\nrm({"path": "a", "force": true})'
+    assert headline(ls, rm).startswith("Lost at `bash: ls -l`: success")
+    assert 'chose `rm({"path": "a", "force": true})`' in headline(ls, rm)
+    assert headline(ls, ls.replace("I look", "Well")).startswith('Lost at `I look. bash({"command": "ls -l"})`')
+    assert headline("go hall", "go yard").startswith("Lost at `go hall`")
 
 
 def test_a_long_action_takes_one_line_of_a_table() -> None:

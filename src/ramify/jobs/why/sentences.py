@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import json
+
 from ramify.base.words import plural
 from ramify.jobs.why.alternatives import words
 from ramify.jobs.why.answer import Why
 from ramify.jobs.why.records import OTHER, Share
 from ramify.render.numbers import percent, points
 from ramify.trace.graph import short
-from ramify.trace.message import named_calls
+from ramify.trace.message import split_reply, unspoken
 
 
 def _named(action: str) -> str:
-    """An action as a headline has it."""
-    return words(named_calls(action))
+    """An action as a headline has it: of a reply that calls tools the calls alone."""
+    _, calls = split_reply(unspoken(action))
+    return words(", ".join(_called(**call["function"]) for call in calls) if calls else action)
+
+
+def _called(name: str, arguments: str) -> str:
+    given = json.loads(arguments)
+    only = next(iter(given.values())) if len(given) == 1 else None
+    return f"{name}: {only}" if isinstance(only, str) else f"{name}({arguments})"
 
 
 def lost(found: Why, there: int) -> str:
     """The step that lost it (of a success: won it), and what most of the others did there, of ``there`` attempts in all."""
     verb = "Won" if found.success else "Lost"
-    own = _named(found.action or "")
+    said = found.action or "", found.alternatives[0].action if found.alternatives else ""
+    own, other = map(_named, said)
+    if own == other:  # they differ in what was said beside the calls
+        own, other = map(words, said)
     whose = "" if found.conversation is None else f" (conversation {found.conversation})"
-    other = _named(found.alternatives[0].action) if found.alternatives else ""
     text = f"{verb} at `{_unlike(own, other)}`{whose}: success {found.before} -> {found.after}."
     if found.alternatives:
         best = found.alternatives[0]
-        did = f"did {OTHER}" if best.action == OTHER else f"chose `{_unlike(_named(best.action), own)}`"
+        did = f"did {OTHER}" if best.action == OTHER else f"chose `{_unlike(other, own)}`"
         text += f" From the same state {best.n} of {plural(there, 'attempt')} {did}: {percent(best.p, 0)}."
     return text
 
