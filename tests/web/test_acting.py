@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from contextlib import contextmanager
 from html import escape
 from http.client import HTTPConnection
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from test_hostile import CHROMIUM, Inert
@@ -293,3 +296,20 @@ def test_an_edit_is_four_clicks_from_a_run(folder: Path, step: str, scripts: boo
         assert "The edit changed success" in page.inner_text("main")
         assert said == []
         browser.close()
+
+
+def test_who_has_not_the_printed_address_starts_nothing(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ramify", "ui", str(halls_run(tmp_path / "run")), "--act", "--port", "0", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = urlsplit(json.loads(process.stdout.readline())["url"])
+        site = Site(int(told.port or 0))
+        try:
+            assert site.ask("/")[0] == 401
+            status, headers, _ = site.ask(f"{told.path}?{told.query}")
+            while status in (302, 303, 307):  # to the address without the token, which stands in a cookie then
+                kept = headers["set-cookie"].partition(";")[0]
+                status, headers, _ = site.ask(headers["location"], cookie=kept)
+            assert status == 200
+        finally:
+            process.terminate()

@@ -20,7 +20,10 @@ def ui(
     host: Annotated[str, option(help="Address to bind to; beyond this machine a token is needed.")] = HOST,
     token: Annotated[
         bool,
-        option("--token", help="Require a token from visitors: RAMIFY_TOKEN, or one that is generated and printed once."),
+        option(
+            "--token",
+            help="Require a token from visitors: RAMIFY_TOKEN, or one that is generated and printed once. With --act always.",
+        ),
     ] = False,
     act: Annotated[
         bool,
@@ -38,4 +41,4 @@ def ui(
     from ramify.web.server import ServedRuns, serve_pages
 
     shown = ServedRuns.of(folder) if (folder / FILE).is_file() else ServedRuns(folder.absolute())
-    serve_pages(replace(shown, act=act), host, port, os.environ.get(TOKEN, "") if token else None, as_json)
+    serve_pages(replace(shown, act=act), host, port, os.environ.get(TOKEN, "") if token or act else None, as_json)
