@@ -46,7 +46,7 @@ def answers(folder: Path, benchmark: str, count: int) -> RewardTable:
     for file in files:
         with file.open(newline="", encoding="utf-8") as lines:
             for row in csv.DictReader(lines):
-                rows.append((row["prompt"], file.stem, *(float(row[name] == "True") for name in (STRONG, WEAK))))
+                rows.append((row["prompt"], file.stem, float(row[STRONG] == "True"), float(row[WEAK] == "True")))
     picked = generator(0, "questions", benchmark).permutation(len(rows))[:count]
     prompts = [rows[i][0] for i in picked]
     rewards = np.array([rows[i][2:] for i in picked])[:, :, None]

@@ -177,9 +177,9 @@ class RunSummary(Result):
         if self.failed is not None:
             yield f"{self.failed.sentence}. Failed attempts are not counted."
         given = []
-        for one in self.scores:
-            version = judge_version(one.scorer, one.judges) or "not recorded"
-            given.append((one.scorer, version, one.n, one.unscored, "yes" if one.counting else "no"))
+        for judged in self.scores:
+            version = judge_version(judged.scorer, judged.judges) or "not recorded"
+            given.append((judged.scorer, version, judged.n, judged.unscored, "yes" if judged.counting else "no"))
         yield table(("scores by", "judge's version", "scores", "without a value", "count"), given)
 
     def _found(self) -> Iterable[Part]:

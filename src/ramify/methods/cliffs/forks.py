@@ -194,14 +194,14 @@ class ReplyForks(ScoredForks):
         except NeedsError:
             return Chances()
         count = min(map(len, named))
-        tokens = np.array([list(one)[:count] for one in named])
-        logprobs = np.log(np.maximum([list(one.values())[:count] for one in named], 1e-30))
+        tokens = np.array([list(likely)[:count] for likely in named])
+        logprobs = np.log(np.maximum([list(likely.values())[:count] for likely in named], 1e-30))
         given = np.array(trace.response_ids)
-        q = np.array([one.get(token, min(one.values())) for token, one in zip(trace.response_ids, named, strict=True)])
-        found = np.log(q) if settings.plain() else sampler_logprobs(given, tokens, logprobs, settings)
+        q = np.array([likely.get(token, min(likely.values())) for token, likely in zip(trace.response_ids, named, strict=True)])
+        sampler = np.log(q) if settings.plain() else sampler_logprobs(given, tokens, logprobs, settings)
         return Chances(
-            pi=None if found is None else np.exp(found),
-            least=at_least(q, settings) if found is None else None,
+            pi=None if sampler is None else np.exp(sampler),
+            least=at_least(q, settings) if sampler is None else None,
             q=q,
             entropy=-(np.exp(logprobs) * logprobs).sum(axis=1),
             greedy=q >= np.exp(logprobs[:, 0]) - 1e-9,

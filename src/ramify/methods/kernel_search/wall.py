@@ -579,12 +579,12 @@ class Wall:
         return both[0], both[1]
 
 
-def forged_idle(own: float | None, original: float | None) -> str:
+def forged_idle(candidate: float | None, original: float | None) -> str:
     """Why the time of a candidate's empty call (seconds), which is subtracted, cannot be what copying its arguments takes, beside
     that of the original; "" where it can."""
-    if own is None or original is None or own <= IDLE * original + 1e-6:
+    if candidate is None or original is None or candidate <= IDLE * original + 1e-6:
         return ""
-    return f"an empty call takes it {own:.3g} s and the original {original:.3g} s: it spends time where nothing is asked"
+    return f"an empty call takes it {candidate:.3g} s and the original {original:.3g} s: it spends time where nothing is asked"
 
 
 def forged_times(batches: Sequence[float], threads: int = 1) -> str:

@@ -149,11 +149,11 @@ def fit_baselines(table: RewardTable, seed: int = 0) -> list[BaselineRouter]:
     means, prompts = every[rows], [table.prompts[i] for i in rows]
     costs = [mean_known(column) for column in np.moveaxis(table.usd, 1, 0)]
     usd, wins = np.array([cost or 0.0 for cost in costs]), won(means)
-    found = [_constant("best single", means.mean(axis=0), usd), _constant("Elo", bradley_terry(wins.sum(0)[None])[0], usd)]
+    routers = [_constant("best single", means.mean(axis=0), usd), _constant("Elo", bradley_terry(wins.sum(0)[None])[0], usd)]
     if any(costs):
-        found.insert(0, _constant("cheapest", -usd, usd))
+        routers.insert(0, _constant("cheapest", -usd, usd))
     if len(rows) < LEAST or not all(prompts):
-        return found
+        return routers
     vectors = WordVectors(prompts)
     x = vectors(prompts)
     alike = x @ x.T
@@ -184,7 +184,7 @@ def fit_baselines(table: RewardTable, seed: int = 0) -> list[BaselineRouter]:
         for ridge in RIDGES
         if rank <= means.shape[1]
     }
-    return [*found, tuned("Elo by similarity", weighted), tuned("kNN", nearest), tuned("matrix factorisation", low_rank)]
+    return [*routers, tuned("Elo by similarity", weighted), tuned("kNN", nearest), tuned("matrix factorisation", low_rank)]
 
 
 def _constant(name: str, scores: np.ndarray, usd: np.ndarray) -> BaselineRouter:
@@ -198,13 +198,13 @@ def compared_on(
     there has over it."""
     means, made = held.means(), []
     prompts, at = [held.prompts[i] for i in rows], np.asarray(rows)
-    for one in baselines:
-        chosen = one.choices(prompts)
-        own = means[at, chosen]
+    for simple in baselines:
+        chosen = simple.choices(prompts)
+        rewards = means[at, chosen]
         paid = [mean_known(held.usd[i, worker]) for i, worker in zip(at, chosen, strict=True)]
         known = [cost for cost in paid if cost is not None]
         counted = {name: int((chosen == worker).sum()) for worker, name in enumerate(held.workers)}
-        over = None if routed is None else gain(routed, own)
+        over = None if routed is None else gain(routed, rewards)
         usd = float(np.mean(known)) if known else None
-        made.append(BaselineRow(one.name, one.setting, float(own.mean()), usd, over, counted))
+        made.append(BaselineRow(simple.name, simple.setting, float(rewards.mean()), usd, over, counted))
     return tuple(made)

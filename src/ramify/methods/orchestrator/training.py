@@ -77,7 +77,7 @@ class FittedRouter(Result):
         yield Section.of("", f"{says}{fit.kl:.3f}", "" if held is None else str(held))
         if held is not None:
             head = ("simple router", "setting", "reward", "USD a task", "the router's over it")
-            rows = [(one.name, one.setting, one.reward, one.usd_a_task, str(one.gain)) for one in held.baselines]
+            rows = [(row.name, row.setting, row.reward, row.usd_a_task, str(row.gain)) for row in held.baselines]
             yield Section.of("", table(head, rows, "fitted to the same tasks, tuned on them, on the same tasks kept back"))
 
 

@@ -19,11 +19,11 @@ def returns_to_go(reward: np.ndarray, attempt: np.ndarray, gamma: float) -> np.n
 
     ``reward`` (N,) and ``attempt`` (N,) have one entry a step; the steps of one attempt are contiguous and in time order.
     """
-    found = np.array(reward, np.float64)
-    for row in range(len(found) - 2, -1, -1):
+    returns = np.array(reward, np.float64)
+    for row in range(len(returns) - 2, -1, -1):
         if attempt[row] == attempt[row + 1]:
-            found[row] += gamma * found[row + 1]
-    return found
+            returns[row] += gamma * returns[row + 1]
+    return returns
 
 
 def same_step(task: np.ndarray, step: np.ndarray) -> np.ndarray:

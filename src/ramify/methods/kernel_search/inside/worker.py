@@ -102,8 +102,8 @@ def store(result, into):
     if type(result) not in allowed:
         sys.exit(f"it returned a {type(result).__name__}, which is neither a number nor an array")
     if TORCH and type(result) is torch.Tensor:
-        if own := [name for name in vars(result) if hasattr(torch.Tensor, name)]:
-            sys.exit(f"it returned a tensor with a '{own[0]}' of its own, which may compute later")
+        if changed := [name for name in vars(result) if hasattr(torch.Tensor, name)]:
+            sys.exit(f"it returned a tensor with a '{changed[0]}' of its own, which may compute later")
         result = result.view(torch.uint8) if result.dtype is torch.bool else result
         if result.layout is not torch.strided or result.device.type != "cpu":
             sys.exit("it returned a tensor that is not dense memory of this processor")
