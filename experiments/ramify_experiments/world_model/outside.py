@@ -1,6 +1,6 @@
 """The parsers of Qwen-AgentWorld's evaluation beside ramify's strict extraction and reading of scores, on the same outputs.
 
-    python -m ramify_experiments.world_model.outside DIR [--model smollm2] [--out repro/world-model-outside.json]
+    python -m ramify_experiments.world_model.outside DIR [--model smollm2 | --forms] [--out repro/world-model-outside.json]
 
 DIR is a checkout of QwenLM/Qwen-AgentWorld. A model is asked by its system prompts (terminal, software engineering, MCP) for an
 observation, and by its judge prompts for the five scores of some of these; its parsers run in the sandbox. Beside them stand the
@@ -197,14 +197,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--forms", action="store_true", help="only the forms that a reply can have; no model is loaded")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows = forms(given.folder)
-    replies, judged = outputs(given.folder, given.model)
-    rows += compared(replies, judged, parsed(given.folder, replies, judged))
-    rows = [[f"Qwen-AgentWorld's parsers, {given.model}: {what}", found] for what, found in rows]
-    for what, found in rows:
-        say(f"{what}: {found}")
+    if not given.forms:
+        replies, judged = outputs(given.folder, given.model)
+        rows += [
+            [f"{given.model}: {what}", came] for what, came in compared(replies, judged, parsed(given.folder, replies, judged))
+        ]
+    rows = [[f"Qwen-AgentWorld's parser beside strict extraction, {what}", came] for what, came in rows]
+    for what, came in rows:
+        say(f"{what}: {came}")
     if given.out is not None:
         write_whole(given.out, json.dumps({"rows": rows}, indent=1) + "\n")
 
