@@ -20,7 +20,7 @@ export function showStep(box, choice, tree, page) {
     shown(choice, tree),
     choice.why ? section(`Why it is credited${choice.credit === undefined ? "" : `: ${choice.credit}`}`, false, numbers(choice.why)) : "",
     (choice.grades || []).map(([maker, rows]) => section(`Graded by ${maker}`, false, numbers(rows))),
-    choice.scores ? section("Scores", false, table(["by", "value", "what"], choice.scores)) : "",
+    choice.scores ? section("Scores", false, table(["by", "value", "what", "judge's version"], choice.scores)) : "",
     section("Go on from here", true, commands(choice, before, page)),
   ] : [
     h("h4", null, "The task"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
 from ramify.base.errors import RamifyError
+from ramify.jobs.summary import summarise
 from ramify.trace.db import JUDGE, Run
 from ramify.trace.node import Score, make_node
+from ramify.web.pages import node_html, tree_data
+from ramify.web.way import Nav
 
 JUDGES = ({"a": "a1"}, {"a": "a2"}, {"b": "b1"}, {"a": "a1", "b": "b1"}, {})
 
@@ -61,3 +65,23 @@ def test_a_damaged_entry_is_one_sentence(run: Run) -> None:
     run.log(JUDGE, "a 1", ["a", "a1"])
     with pytest.raises(RamifyError, match="names no slot and judge"):
         run.scores()
+
+
+def test_show_says_which_version_of_its_judge_gave_each_score(run: Run) -> None:
+    run.replace_judge("a", "a1")
+    told = {one.scorer: (dict(one.judges), one.n, one.unscored, one.counting) for one in summarise(run).scores}
+    assert told == {f"s{i}": (dict(judges), 3, 0, i != 1) for i, judges in enumerate(JUDGES)}
+    shown = str(summarise(run))
+    for row in ("s0 +a a1", "s1 +a a2 +3 +0 +no", "s3 +a a1, b b1", "s4 +not recorded"):
+        assert re.search(row, shown), shown
+    node = run.nodes("t")[1]
+    page = node_html(run, node.id, Nav("trees", "run"))
+    assert "judge's version a a1, b b1." in page
+    assert "version a a2" not in page, "what does not count is not shown there"
+    assert "a a1, b b1" in tree_data(run, "t", Nav("trees", "run"))
+
+
+def test_a_version_is_short_and_names_the_slot_where_it_is_not_the_scorer() -> None:
+    assert Score("n", "exact", 1.0, judges={"exact": "0123456789abcdef"}).version == "0123456789ab"
+    assert Score("n", "sum", 1.0, judges={"b": "22", "a": "1" * 20}).version == "a 111111111111, b 22"
+    assert Score("n", "sum", 1.0).version == ""

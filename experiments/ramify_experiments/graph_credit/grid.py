@@ -13,9 +13,13 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
+from ramify.score.credit.step_returns import returns_to_go, same_step
+from ramify.score.group import normalise
 
 REWARD = 10.0
 TASKS, ATTEMPTS, HORIZON = 16, 8, 60
+STEP_RETURNS = "step-returns"
+"""The rule that compares no states: what an attempt still gets, against the others at the same step."""
 
 
 @dataclass(frozen=True)
@@ -174,12 +178,12 @@ def train(
 
     Gradient: sum over steps, divided by the attempts per task. ``unique``: share of visits whose state key is made unlike all
     others. ``pick``: sample trees of 4 roots and ``branches`` instead of 8 flat attempts, each physical step trained once.
-    ``partial``: as of :func:`paid`.
+    ``partial``: as of :func:`paid`. The rule ``step-returns``, which compares no states, takes ``gamma`` alone.
     """
     rng = generator(seed, "key-door", side, tasks)
     grid = GridWorld.sample(rng, tasks, side)
     logits = np.zeros((tasks, grid.states, 4))
-    rule = CreditConfig(success_reward=REWARD, **config)
+    rule = None if config.get("rule") == STEP_RETURNS else CreditConfig(success_reward=REWARD, **config)
     curve = []
     for update in range(updates + 1):
         policy = softmax(logits)
@@ -189,9 +193,12 @@ def train(
             break
         r = paid(grow(grid, policy, rng, slip, 4, branches, pick) if pick else flat, grid, partial)
         key = np.where(rng.random(len(r["state"])) < unique, grid.states + np.arange(len(r["state"])), r["state"])
-        advantage = credit(r["task"], r["attempt"], r["step"], key, r["reward"], config=rule, nodes=r["node"] if pick else None)[
-            "A"
-        ]
+        if rule is None:
+            returns = returns_to_go(r["reward"], np.cumsum(r["step"] == 0), config.get("gamma", 0.95))
+            advantage = normalise(returns, same_step(r["task"], r["step"]))
+        else:
+            columns = r["task"], r["attempt"], r["step"], key, r["reward"]
+            advantage = credit(*columns, config=rule, nodes=r["node"] if pick else None)["A"]
         if pick:
             same = np.unique(r["node"], return_inverse=True)[1]
             advantage = advantage / np.bincount(same)[same]

@@ -11,11 +11,22 @@ import numpy as np
 from ramify.base.seeds import generator
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify_experiments.graph_credit.defaults import compare_defaults
-from ramify_experiments.graph_credit.grid import ATTEMPTS, REWARD, TASKS, GridWorld, grow, policy_gradient, softmax, train, walk
+from ramify_experiments.graph_credit.grid import (
+    ATTEMPTS,
+    REWARD,
+    STEP_RETURNS,
+    TASKS,
+    GridWorld,
+    grow,
+    policy_gradient,
+    softmax,
+    train,
+    walk,
+)
 from ramify_experiments.graph_credit.turns import count_turns
 from ramify_experiments.lab import Checks, ResultCache, sized, tuned
 
-ARMS = ("grpo", "gigpo", "ep+nc", "ep+ec", "g2po")
+ARMS = ("grpo", STEP_RETURNS, "gigpo", "ep+nc", "ep+ec", "g2po")
 PICKS = ("spread", "focus", "mixed")
 
 
@@ -127,6 +138,8 @@ def _tuned(checks: Checks, cells: ResultCache, rates: Sequence[float], threshold
     for arm in ARMS:
         checks.mean(f"mean success over 30 updates, {arm}, 9x9, best lr {found[arm][0]:g}", best[arm])
     checks.paired(f"each at its best learning rate: {graph} - grpo", best[graph], best["grpo"], ">=", threshold)
+    checks.paired(f"each at its best learning rate: {graph} - {STEP_RETURNS}", best[graph], best[STEP_RETURNS])
+    checks.paired(f"each at its best learning rate: {STEP_RETURNS} - grpo", best[STEP_RETURNS], best["grpo"])
 
 
 def _repetition(checks: Checks, cells: ResultCache, shares: Sequence[float]) -> None:

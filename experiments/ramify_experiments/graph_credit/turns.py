@@ -48,6 +48,7 @@ def count_turns(checks: Checks, cells: ResultCache) -> None:
     causes: dict[str, dict[str, Any]] = {"gamma 1": {"gamma": 1.0}, "norm mean": {"norm": "mean"}}
     rules |= {f"g2po, {cause}": ("g2po", settings) for cause, settings in causes.items()}
     rules["g2po, gamma 1, norm mean"] = "g2po", {"gamma": 1.0, "norm": "mean"}
+    rules["step-returns, gamma 1"] = "step-returns", {"gamma": 1.0}
     rules["grpo, weight step"] = "grpo", {"weight": "step"}
     for name, (spec, settings) in rules.items():
         for case in CASES:

@@ -3,13 +3,17 @@ a candidate twice as fast, and the suite's seeded pathologies."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
 
 from ramify.base.errors import EXIT_FAILED
+from ramify.methods.kernel_search.task import from_c, from_python
+from ramify.methods.kernel_search.wall import Wall
 from ramify_experiments.cases import KnownCase, Repetition
 from ramify_experiments.kernel_search.suite import HEALTHY, SUITE, Seeded
+from ramify_experiments.kernel_search.torch_files import FILES
 
 METHOD = "kernel-search"
 SMALL = """// ramify: n = 2000, 33, 1
@@ -18,6 +22,25 @@ void half(int n, const float *x, float *y) {
     y[i] = x[i] * 0.5f;
 }
 """
+IN_PLACE = """// ramify: n = 4000, 33; a = 2.5; inout y[n]
+void axpy(int n, double a, const float *x, float *y) {
+  for (int i = 0; i < n; i++)
+    y[i] += a * x[i];
+}
+"""
+IN_NUMPY = """import numpy as np
+# ramify: n = 2000, 33; x[n]; inout y[n]; result[n]
+def waves(n, x, y):
+    y[:] += np.sin(x)
+    return np.tanh(np.exp(x))
+"""
+HONEST = (
+    *(one.task for one in (*SUITE, *HEALTHY)),
+    from_c(IN_PLACE),
+    from_python(IN_NUMPY),
+    *(from_python(source) for source in FILES.values()),
+)
+"""Kernels that cheat at nothing."""
 SLOW = SMALL.replace(
     "y[i] = x[i] * 0.5f;", "y[i] = x[i] * 0.5f;\n  for (int i = 0; i < n; i++)\n    ((volatile float *)y)[i] = x[i] * 0.5f;"
 )
@@ -64,6 +87,12 @@ def _twice(rep: Repetition) -> bool:
     return _faster(rep, SLOW, SMALL)
 
 
+def _refused(rep: Repetition) -> bool:
+    """Whether the wall refuses a kernel in the candidate's place of itself."""
+    wall = Wall(HONEST[rep.seed % len(HONEST)], pairs=4, batch_seconds=0.005, seed=rep.seed)
+    return not asyncio.run(wall.trial(wall.original)).ok
+
+
 def _diagnosed(rep: Repetition, one: Seeded) -> dict[str, str]:
     found = rep.verb(
         METHOD, "diagnose", f"{_file(rep, f'{one.name}.c', one.source)}:{one.name}", "--pairs", "4", "--seed", str(rep.seed)
@@ -97,6 +126,16 @@ CASES = (
         wanted=0.05,
         full=40,
         quick=4,
+    ),
+    KnownCase(
+        "honest kernels",
+        "nothing",
+        f"One of {len(HONEST)} kernels in C, NumPy and torch, two of them changing an array in place, as a candidate for itself: "
+        "that the wall refuses it is false.",
+        _refused,
+        wanted=0.05,
+        full=100,
+        quick=6,
     ),
     KnownCase(
         "the work is done twice",

@@ -17,9 +17,9 @@ from ramify.render.terminal import short
 from ramify.rollout.commands import commands
 from ramify.score.credit.protocol import meanings
 from ramify.stats.intervals import Interval, wilson
-from ramify.trace.db import Run
+from ramify.trace.db import Run, counts
 from ramify.trace.failures import failures
-from ramify.trace.node import Annotation, Finding
+from ramify.trace.node import Annotation, Finding, judge_version
 from ramify.trace.outcome import NOBODY, Decider, settled, successes, undecided
 from ramify.trace.outcomes import how_to_judge
 
@@ -41,6 +41,26 @@ class CountedAttempts:
     n: int
     interval: Interval | None = None
     """None of forks and where a selector chose the attempts: they are no independent samples."""
+
+
+@dataclass(frozen=True)
+class GivenScores:
+    """The scores that one version of a judge gave."""
+
+    scorer: str
+    judges: Mapping[str, str]
+    """The judges that they depend on: slot -> hash."""
+    n: int
+    unscored: int
+    """Of them without a value: the judge could not run, or could not decide."""
+    counting: bool
+    """Whether they count: not where another judge took over a slot."""
+
+    @classmethod
+    def each(cls, run: Run) -> tuple[GivenScores, ...]:
+        """Of a run, by scorer and judge."""
+        now = run.incumbents()
+        return tuple(cls(scorer, judges, n, n - given, counts(judges, now)) for scorer, judges, n, given, _ in run.tallies())
 
 
 @dataclass(frozen=True)
@@ -106,6 +126,7 @@ class RunSummary(Result):
     attempts: CountedAttempts | None
     forks: CountedAttempts | None
     scorers: tuple[str, ...]
+    scores: tuple[GivenScores, ...]
     failed: FailedAttempts | None
     findings: tuple[Finding, ...]
     results: Mapping[str, tuple[Section, ...]]
@@ -155,6 +176,11 @@ class RunSummary(Result):
             yield f"{plural(forked.n, 'fork')} {are} not counted with them; {forked.successes} succeeded."
         if self.failed is not None:
             yield f"{self.failed.sentence}. Failed attempts are not counted."
+        given = []
+        for judged in self.scores:
+            version = judge_version(judged.scorer, judged.judges) or "not recorded"
+            given.append((judged.scorer, version, judged.n, judged.unscored, "yes" if judged.counting else "no"))
+        yield table(("scores by", "judge's version", "scores", "without a value", "count"), given)
 
     def _found(self) -> Iterable[Part]:
         """Findings of methods: maker, finding, node, reason, and what to do about it."""
@@ -200,6 +226,7 @@ def summarise(run: Run, scorer: str | None = None) -> RunSummary:
         attempts=attempts,
         forks=forks,
         scorers=tuple(undecided(run)) if deciding is NOBODY else (),
+        scores=GivenScores.each(run),
         failed=FailedAttempts(*reasons) if failed.reasons else None,
         findings=tuple(run.findings()),
         results=sections_of(run),

@@ -334,6 +334,18 @@ class Score:
     cost: Mapping[str, float] = field(default_factory=dict)
     judges: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def version(self) -> str:
+        """See :func:`judge_version`."""
+        return judge_version(self.scorer, self.judges)
+
+
+def judge_version(scorer: str, judges: Mapping[str, str]) -> str:
+    """Which version of its judge a score depends on: the start of the judge's hash, with the slot's name where that is not the
+    scorer's; "" where none was recorded."""
+    versions = (f"{'' if slot == scorer else slot + ' '}{judge[:12]}" for slot, judge in sorted(judges.items()))
+    return ", ".join(versions)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -101,8 +101,8 @@ class DrawnChoice:
     credit: float | None = None
     why: Numbers = ()
     grades: tuple[tuple[str, Numbers], ...] = ()
-    scores: tuple[tuple[str, str, str], ...] = ()
-    """(scorer, value, what it counts)."""
+    scores: tuple[tuple[str, str, str, str], ...] = ()
+    """(scorer, value, what it counts, its judge's version)."""
     fork_of: tuple[int, int] | None = None
     """The choice whose reply it was forked out of, and how many characters it keeps of it."""
     shown: tuple[int, ...] | None = None
@@ -368,15 +368,16 @@ class _Messages:
         return tuple(places)
 
 
-def _scores(run: Run, tree: TaskTree, found: Outline) -> dict[int, tuple[tuple[str, str, str], ...]]:
-    """By choice: (scorer, value, what it counts)."""
-    made: dict[int, list[tuple[str, str, str]]] = {}
+def _scores(run: Run, tree: TaskTree, found: Outline) -> dict[int, tuple[tuple[str, str, str, str], ...]]:
+    """By choice: (scorer, value, what it counts, its judge's version)."""
+    made: dict[int, list[tuple[str, str, str, str]]] = {}
     records = by_leaf(run.attempts(tree=tree.info.name))
     for score in run.scores(tree=tree.info.name):
         shown = "none" if score.value is None else f"{score.value:.4g}"
         ended = HowEnded(tree.tree.node(score.node), records.get(score.node), score)
         unit = ended.word if is_reward(score.unit) else score.unit
-        made.setdefault(found.of.get(score.node, 0), []).append((_text(score.scorer), shown, _text(unit)))
+        row = _text(score.scorer), shown, _text(unit), _text(score.version)
+        made.setdefault(found.of.get(score.node, 0), []).append(row)
     return {at: tuple(rows[:_SAMPLES]) for at, rows in made.items()}
 
 

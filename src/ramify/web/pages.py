@@ -245,7 +245,8 @@ def node_html(run: Run, name: str, nav: Nav) -> str:
         numbers=numbers(why[0].value, meanings(run).get(why[0].maker, {})) if why else [],
         findings=[_finding_view(finding, nav.base, ()) for finding in run.findings(node=node.id)],
         scores=[
-            (v.scorer, v.value, HowEnded(node, record, v).word if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)
+            (v.scorer, v.value, HowEnded(node, record, v).word if is_reward(v.unit) else v.unit, v.version)
+            for v in run.scores(node=node.id)
         ],
     )
 

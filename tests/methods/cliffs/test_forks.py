@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.cliffs.forks import ReplyForks, sampler_logprobs
+from ramify.methods.cliffs.forks import ReplyForks, at_least, sampler_logprobs
+from ramify.methods.cliffs.run import ScanConfig, scan
 from ramify.methods.cliffs.traces import read_traces, trace_of, write_traces
 from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Completion, Prefix, Sampling
@@ -340,3 +343,81 @@ def test_an_endpoint_that_takes_token_ids(tmp_path: Path) -> None:
         assert counts.forks == 12
         assert counts.n > 0
         assert both[1].spent().shared is False
+
+
+class NamingServer:
+    """A completions endpoint without log-probs of given tokens: it names the likeliest tokens beside one that it samples."""
+
+    def __init__(self, engine: LocalModel) -> None:
+        self.engine, self.asked = engine, 0
+        self.identity, self.eos = engine.identity, engine.eos
+        self.capabilities = frozenset(("tokens", "continue", "logprobs", "seeds"))
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
+        made = await self.engine.sample(prefix, n, settings, keys)
+        return made if settings.plain() else [replace(one, logprobs=None) for one in made]
+
+    async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[Any]:
+        raise NeedsError("it does not give log-probs of given tokens")
+
+    async def next_tokens(self, given: Sequence[int], top: int) -> dict[int, float]:
+        self.asked += 1
+        (scores,) = await self.engine.logprobs([np.array([*given, 0], np.int32)], top_k=min(top, 5))
+        assert scores.top_tokens is not None
+        assert scores.top_logprobs is not None
+        return dict(zip(scores.top_tokens[-1].tolist(), np.exp(scores.top_logprobs[-1]).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.5, "top_k": 3}, {"top_p": 0.7}, {"temperature": 0.0}])
+def test_a_server_that_names_the_likeliest_tokens_gives_the_same_chances(settings: dict[str, Any]) -> None:
+    chosen, engine = Sampling(max_tokens=LENGTH, **settings), model()
+    server = NamingServer(engine)
+    trace = replace(TRACE, sampler=chosen)
+    ours, theirs = (asyncio.run(forks(one, sampling=chosen).chances(trace)) for one in (server, engine))
+    for name in ("pi", "q", "entropy", "greedy"):
+        assert np.allclose(getattr(ours, name), getattr(theirs, name), atol=1e-5), name
+    assert server.asked == trace.length
+    assert (ours.entropy_of, theirs.entropy_of, ours.least) == (5, 0, None)
+
+
+def test_below_temperature_one_the_screen_goes_by_what_a_probability_is_at_least() -> None:
+    chosen, engine = Sampling(temperature=0.7, max_tokens=LENGTH), model()
+    trace = replace(TRACE, sampler=chosen)
+    ours, theirs = (asyncio.run(forks(one, sampling=chosen).chances(trace)) for one in (NamingServer(engine), engine))
+    assert ours.pi is None
+    assert ours.least is not None
+    assert theirs.pi is not None
+    assert (ours.least <= theirs.pi + 1e-9).all()
+    found = asyncio.run(scan([trace], forks(NamingServer(engine), sampling=chosen), ScanConfig(n=8, first=4, confirm=0)))
+    assert [one.trace.id for one in found.scanned] == ["a"]
+    hot = replace(trace, sampler=Sampling(temperature=1.5, max_tokens=LENGTH))
+    with pytest.raises(NeedsError, match="say nothing of these sampling settings; scan with --screen none"):
+        asyncio.run(scan([hot], forks(NamingServer(engine), sampling=hot.sampler), ScanConfig(n=8)))
+    recorded = replace(trace, logprobs=(-0.1,) * trace.length)
+    server = NamingServer(engine)
+    assert np.allclose(asyncio.run(forks(server, sampling=chosen).chances(recorded)).pi, np.exp(-0.1))  # type: ignore[arg-type]
+    assert server.asked == 0, "what was recorded is not asked again"
+
+
+@given(
+    logits=st.lists(st.floats(-8, 8), min_size=2, max_size=8),
+    temperature=st.floats(0.05, 1),
+    top_p=st.floats(0.05, 1),
+    top_k=st.integers(0, 8),
+)
+def test_no_probability_is_below_what_it_is_at_least(logits: list[float], temperature: float, top_p: float, top_k: int) -> None:
+    values = np.array(logits)
+    q = np.exp(values - values.max())
+    q /= q.sum()
+    order = np.argsort(-q, kind="stable")
+    kept = q[order] ** (1 / temperature)
+    kept[top_k or len(kept) :] = 0
+    kept /= kept.sum()
+    kept[kept.cumsum() - kept >= top_p] = 0
+    pi = np.zeros(len(q))
+    pi[order] = kept / kept.sum()
+    least = at_least(q, Sampling(temperature=temperature, top_p=top_p, top_k=top_k))
+    assert least is not None
+    assert (least <= pi + 1e-12).all()
+    for settings in (Sampling(temperature=1.1), Sampling(ban=(0,)), Sampling(min_p=0.1)):
+        assert at_least(q, settings) is None

@@ -456,3 +456,21 @@ def check_composed(answered: dict[str, Any], query: str, names: list[str]) -> in
         assert call["usd"] == pytest.approx((call["given_tokens"] + 2 * call["sampled_tokens"]) / 1e6)
     assert answered["usd"] == pytest.approx(sum(call["usd"] for call in calls))
     return int(answered["tokens"] - sum(call["given_tokens"] + call["sampled_tokens"] for call in calls))
+
+
+def test_eval_names_the_simple_routers_beside_the_others(tmp_path: Path, asked: Any) -> None:
+    """Fitted to tasks of the table that are not asked; the oracle stands for those that it knows."""
+    questions = {f"a{i}": (f"add {i} 2", str(i + 2)) for i in range(24)} | {f"t{i}": (f"turn ab{i}", f"{i}ba") for i in range(24)}
+    pool = pool_file(tmp_path, "adder", "turner")
+    files = {"every": list(questions), "new": [f"{kind}{i}" for kind in "at" for i in range(8)]}
+    for name, ids in files.items():
+        lines = ({"id": one, "prompt": questions[one][0], "answer": questions[one][1]} for one in ids)
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked("collect", pool, "--tasks", tmp_path / "every.jsonl", "--out", tmp_path / "table", "--n", 3, "--max-tokens", 32)
+    words = ("eval", pool, "--tasks", tmp_path / "new.jsonl", "--max-tokens", 32, "--table")
+    found = asked(*words, tmp_path / "table", "--out", tmp_path / "eval")
+    rows = {row["system"]: row for row in found["systems"]}
+    assert list(rows)[4:] == ["cheapest", "best single", "Elo", "Elo by similarity", "kNN", "matrix factorisation", "oracle"]
+    for name in ("Elo by similarity", "kNN", "matrix factorisation"):
+        assert rows[name]["mean"] > rows["best single"]["mean"] + 0.1, rows[name]
+    assert rows["Elo"]["mean"] == rows["best single"]["mean"]

@@ -34,6 +34,8 @@ class Chances:
 
     pi: np.ndarray | None = None
     """Probability under the sampling settings."""
+    least: np.ndarray | None = None
+    """What that is at least, where it is not known itself: enough to leave tokens out."""
     q: np.ndarray | None = None
     """Probability under the model at temperature 1."""
     entropy: np.ndarray | None = None
@@ -154,7 +156,7 @@ class ReplyForks(ScoredForks):
         recorded = None if trace.logprobs is None else np.exp(np.array(trace.logprobs))
         offers = self.model.capabilities
         if "prompt_logprobs" not in offers:
-            return Chances(recorded)
+            return Chances(recorded) if recorded is not None else await self._named_chances(trace, settings)
         row = trace.prefix(trace.length)
         scores, top = await self._scores(row, settings)
         self.sampler.ledger.add("score", scored_tokens=len(row))
@@ -170,8 +172,10 @@ class ReplyForks(ScoredForks):
         entropy = None if scores.entropy is None else scores.entropy[skip:].astype(np.float64)
         if entropy is None and best is not None:
             entropy = -(np.exp(best[1]) * best[1]).sum(axis=1)
+        pi = recorded if found is None else np.exp(found)
         return Chances(
-            pi=recorded if found is None else np.exp(found),
+            pi=pi,
+            least=at_least(np.exp(model), settings) if pi is None else None,
             q=np.exp(model),
             entropy=entropy,
             greedy=None if best is None else model >= best[1][:, 0] - 1e-9,
@@ -179,6 +183,29 @@ class ReplyForks(ScoredForks):
             if found is None or trace.logprobs is None
             else min(99.0, float(np.abs(found - np.array(trace.logprobs)).max())),
             entropy_of=top,
+        )
+
+    async def _named_chances(self, trace: TokenTrace, settings: Sampling) -> Chances:
+        """Probabilities from the likeliest tokens that a server names beside one that it samples, a request of one token for each
+        token of the reply: much less than a fork. Of a token that is not named the probability is taken as that of the least
+        likely named one, which is at least as large. Nothing where the server names none."""
+        try:
+            named = await self.odds(trace, TOP)
+        except NeedsError:
+            return Chances()
+        count = min(map(len, named))
+        tokens = np.array([list(likely)[:count] for likely in named])
+        logprobs = np.log(np.maximum([list(likely.values())[:count] for likely in named], 1e-30))
+        given = np.array(trace.response_ids)
+        q = np.array([likely.get(token, min(likely.values())) for token, likely in zip(trace.response_ids, named, strict=True)])
+        sampler = np.log(q) if settings.plain() else sampler_logprobs(given, tokens, logprobs, settings)
+        return Chances(
+            pi=None if sampler is None else np.exp(sampler),
+            least=at_least(q, settings) if sampler is None else None,
+            q=q,
+            entropy=-(np.exp(logprobs) * logprobs).sum(axis=1),
+            greedy=q >= np.exp(logprobs[:, 0]) - 1e-9,
+            entropy_of=count,
         )
 
     async def _scores(self, row: np.ndarray, settings: Sampling) -> tuple[TokenScores, int]:
@@ -327,6 +354,17 @@ class ReplyForks(ScoredForks):
             seed=self.sampler.seed,
         )
         return replace(trace, correct=await self._judge(self._text(tokens), trace))
+
+
+def at_least(q: np.ndarray, settings: Sampling) -> np.ndarray | None:
+    """(T,): what the probabilities of tokens under sampling settings are at least, from those of the model, ``q`` (T,).
+
+    A token that has more than half of the model's mass is its likeliest, and the likeliest only gains where the temperature is at
+    most 1 and where others are cut off: so it has at least ``q``. Of any other token nothing is known: 0. None where the
+    temperature is higher, or where tokens are banned or penalised."""
+    if settings.temperature > 1 or settings.ban or settings.ban_first or settings.needs:
+        return None
+    return np.where(q > 0.5, q, 0.0)
 
 
 def sampler_logprobs(given: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, settings: Sampling) -> np.ndarray | None:

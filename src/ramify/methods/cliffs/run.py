@@ -252,7 +252,8 @@ def _fresh(cliff: Cliff) -> list[tuple[int, Counts]]:
 
 def _bound(chances: Chances, config: ScanConfig) -> list[float] | None:
     """Probabilities of the tokens where they bound what a token can lose."""
-    return None if config.screen == "none" or chances.pi is None else chances.pi.tolist()
+    known = chances.least if chances.pi is None else chances.pi
+    return None if config.screen == "none" or known is None else known.tolist()
 
 
 def _complete(forks: Forks[Any, int], trace: Any, counts: Mapping[int, Counts]) -> None:
@@ -272,13 +273,14 @@ def _plan(trace: Any, chances: Chances, config: ScanConfig) -> tuple[list[int], 
         return every, None
     if config.screen == "none":
         return every, list(itertools.pairwise(every))
-    if chances.pi is None:
+    known = _bound(chances, config)
+    if known is None:
         raise NeedsError(
-            f"the probability screen needs the probabilities of the tokens of trace '{trace.id}', and neither the model nor the "
-            "trace "
-            "has them; scan with --screen none"
+            f"the probability screen needs the probabilities of the tokens of trace '{trace.id}', and neither the trace nor the "
+            "model has them: its server gives neither log-probs of given tokens (prompt_logprobs) nor the likeliest tokens "
+            "beside a sampled one (logprobs), or they say nothing of these sampling settings; scan with --screen none"
         )
-    return screen(chances.pi.tolist(), config.delta0, CARRY)
+    return screen(known, config.delta0, CARRY)
 
 
 async def cost_estimate(traces: Sequence[Any], forks: Forks[Any, int], config: ScanConfig) -> dict[str, int]:

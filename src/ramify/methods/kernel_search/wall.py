@@ -43,6 +43,14 @@ INSIDE = Path(__file__).parent / "inside"
 DRIVER_FLAGS = ("-O2",)
 STRICT = ("-O2", "-march=native", "-ffp-contract=off")
 _OUT_CAP, _WHOLE = 24 * MIB, 1 << 15
+CLOCKS = frozenset(
+    ("clock", "clock_getres", "clock_gettime", "difftime", "ftime", "getrusage", "gettimeofday", "time", "times", "timespec_get")
+)
+"""Functions of the C library by which time is read: code that defines one of its own means to be asked for the time."""
+COLLAPSE = 10.0
+"""A batch so many times as fast as the candidate's own median was not computed where it was timed."""
+IDLE = 4.0
+"""An empty call that takes a candidate so many times what it takes the original is made slow, to have it subtracted."""
 COMPILING = ("torch", "kernelbench")
 """Kinds whose first call may be one of torch.compile."""
 
@@ -85,6 +93,8 @@ class Built:
     machine: str = ""
     """Hash of the machine code and its constants; empty where nothing is compiled or there is no strip. Equal ones are one
     program."""
+    clocks: frozenset[str] = frozenset()
+    """Functions of its own that have the names of :data:`CLOCKS`."""
 
 
 @dataclass(frozen=True)
@@ -199,14 +209,15 @@ class Wall:
         outcome = await self._ran(
             ["sh", "build", *code.words],
             files,
-            ["kernel.so", "bare", "remarks", "assembly"],
+            ["kernel.so", "bare", "remarks", "assembly", "symbols"],
             Limits(seconds=60, memory_bytes=2048 * MIB, returned_bytes=8 * MIB, processes=64),
         )
         if outcome.reason != "exit" or "kernel.so" not in outcome.files:
             return f"it does not compile: {_first_error(outcome)}"
         read = {name: outcome.files.get(name, b"").decode(errors="replace") for name in ("remarks", "assembly")}
         machine = stable_hash("machine code", bare.hex()) if (bare := outcome.files.get("bare")) else ""
-        return Built(outcome.files["kernel.so"], read["remarks"], read["assembly"], outcome.error_text[-2000:], machine)
+        clocks = CLOCKS.intersection(outcome.files.get("symbols", b"").decode(errors="replace").split())
+        return Built(outcome.files["kernel.so"], read["remarks"], read["assembly"], outcome.error_text[-2000:], machine, clocks)
 
     async def _ran(
         self, argv: Sequence[str], files: Mapping[str, bytes | str], returns: Sequence[str], limits: Limits
@@ -279,6 +290,8 @@ class Wall:
         build = built if built is not None else await self.build(code)
         if isinstance(build, str):
             return WallTrial(build, "build")
+        if taken := sorted(build.clocks - (self._original.clocks if self._original else set())):
+            return WallTrial(f"it defines {', '.join(taken)}, by which time is read", "clock")
         draws = self.task.input_sets(derived(self.seed, number))
         time = time and self.task.kind != "triton"  # its interpreter says nothing about time
         files, region = self._plan(draws, number, time, pairs or self.pairs)
@@ -474,9 +487,15 @@ class Wall:
         times = report.times
         if not times:
             return WallTrial(**more)
-        overhead = report.overhead if any(array.role == 3 for array in self.task.arrays) else {}
-        more |= {"overhead": None if overhead else report.overhead.get("candidate"), "faults": report.faults.get("candidate")}
-        net = {name: [max(t - 0.98 * overhead.get(name, 0.0), t * 0.02) for t in values] for name, values in times.items()}
+        subtracts = any(array.role == 3 for array in self.task.arrays)
+        empty = report.overhead.get("candidate")
+        more |= {"overhead": None if subtracts else empty, "faults": report.faults.get("candidate")}
+        if subtracts and (idle := forged_idle(empty, report.overhead.get("reference"))):
+            return WallTrial(idle, "clock", **more)
+        copying = min(report.overhead.values(), default=0.0) if subtracts else 0.0  # of both: their workers are one program
+        net = {name: [max(t - 0.98 * copying, t * 0.02) for t in values] for name, values in times.items()}
+        if forged := forged_times(net["candidate"], self.task.threads):
+            return WallTrial(forged, "clock", **more)
         gain = paired_gain(net["reference"], net["candidate"], generator(self.seed, "bootstrap"))
         if self.floor and float(np.median(net["candidate"])) < 0.9 * self.floor:
             return WallTrial(
@@ -558,6 +577,27 @@ class Wall:
                     )
             both.append({array.name: np.asarray(named[array.name], np.float64).reshape(-1) for array in outs})
         return both[0], both[1]
+
+
+def forged_idle(candidate: float | None, original: float | None) -> str:
+    """Why the time of a candidate's empty call (seconds), which is subtracted, cannot be what copying its arguments takes, beside
+    that of the original; "" where it can."""
+    if candidate is None or original is None or candidate <= IDLE * original + 1e-6:
+        return ""
+    return f"an empty call takes it {candidate:.3g} s and the original {original:.3g} s: it spends time where nothing is asked"
+
+
+def forged_times(batches: Sequence[float], threads: int = 1) -> str:
+    """Why times of a candidate's batches (seconds a call) cannot all be those of the same work, or "".
+
+    One that underflows makes a geometric mean as small as one likes. Wall times of several threads are as long as the machine is
+    busy, so of these only times that are not above 0 are refused."""
+    middle, least = float(np.median(batches)), min(batches)
+    if least <= 0:
+        return "a batch took no time at all: what it does is not done in the timed process"
+    if threads == 1 and least < middle / COLLAPSE:
+        return f"a batch took {least:.3g} s a call where its others take {middle:.3g} s: its work is not done where it is timed"
+    return ""
 
 
 def disagreement(got: np.ndarray, want: np.ndarray, scale: np.ndarray, tolerance: float, name: str = "") -> str:
@@ -704,6 +744,7 @@ BUILD = """set -e
 gcc -g1 -fPIC -fopt-info-vec-all=remarks "$@" -c kernel.c -o kernel.o
 gcc -shared -Wl,--build-id=none kernel.o -o kernel.so -lm
 if command -v strip > /dev/null; then strip -o bare kernel.so; fi
+if command -v nm > /dev/null; then nm -D -P --defined-only kernel.so | cut -d " " -f 1 > symbols; fi
 if command -v objdump > /dev/null; then objdump -d -l --no-show-raw-insn kernel.so > assembly; fi
 """
 """Linked without the flags: gcc links a constructor that flushes denormals for a whole process where it links with

@@ -34,6 +34,7 @@ from ramify.trace.message import Message
 from ramify.trace.node import EVAL, Finding
 
 if TYPE_CHECKING:
+    from ramify.methods.orchestrator.baselines import BaselineRouter
     from ramify.methods.orchestrator.router import TurnRouter
 
 ANSWERED = "answered"
@@ -135,6 +136,18 @@ def routed(router: TurnRouter, turns: int = STEPS) -> NamedSystem:
         return await answer_with(chat, router, turns)
 
     return NamedSystem("router", answer)
+
+
+def preferred(pool: ModelPool, baseline: BaselineRouter, workers: Sequence[str]) -> NamedSystem:
+    """A simple router: of the workers that may be asked the one it prefers. ``workers`` are those of its table."""
+    known = [pool.index(name) for name in workers]
+
+    async def answer(task: Task, chat: Orchestration) -> Orchestrated:
+        able = set(allowed_of(chat))
+        ranked = [known[at] for at in baseline.ranked([prompt_of(task)])[0]]
+        return chat.result(await _sure(chat, next((at for at in ranked if at in able), min(able))))
+
+    return NamedSystem(baseline.name, answer)
 
 
 def composed(composer: Composer) -> NamedSystem:

@@ -28,7 +28,7 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.lines import read_rows
 from ramify.trace.message import Message
-from ramify.trace.node import EVAL, AttemptRecord, Finding, make_node
+from ramify.trace.node import EVAL, AttemptRecord, Finding, Node, make_node
 from ramify.trace.sources import run_folder
 
 KIND = "orchestrator collect"
@@ -273,7 +273,8 @@ def make_table(rows: Iterable[RewardRow]) -> RewardTable:
 
 
 def table_of(run: Run, scorer: str | None = None) -> RewardTable:
-    """The table of a run: of ``collect``, or any whose attempts at one task are of several models.
+    """The table of a run: of ``collect``, or any whose attempts at one task are of several models, forks from a task's first step
+    included. A path on which several models replied is the reward of none, and left out.
     Raises UserError where scorers differ and none is named."""
     scorers = sorted({name for name, _, given in run.scorers() if given})
     if scorer is None and len(scorers) > 1:
@@ -283,12 +284,17 @@ def table_of(run: Run, scorer: str | None = None) -> RewardTable:
     tasks = {info.name: info.task.get("data") or {} for info in run.trees()}
     rows: list[tuple[int, RewardRow]] = []
 
+    def worker_of(node: Node) -> str:
+        note = call_note(node)
+        return (note and note.worker) or run.provenance(node.provenance or "").model
+
     def add(leaf: str, reward: float | None, failed: bool = False) -> None:
-        said = next((node for node, _ in reversed(run.path(leaf).segments) if node.provenance is not None), None)
-        if said is None:
+        replies = [node for node, _ in run.path(leaf).segments if node.provenance is not None]
+        names = {worker_of(node) for node in replies}
+        if len(names) != 1:
             return
+        said, worker = replies[-1], names.pop()
         note, data = call_note(said), tasks[said.tree]
-        worker = (note and note.worker) or run.provenance(said.provenance or "").model
         failure = "" if not failed else note.failure.kind if note and note.failure else "failed"
         usd, prompt = 0.0 if note is None or failed else note.usd, str(data.get("prompt", ""))
         rows.append((said.index, RewardRow(said.tree, worker, reward, usd, failure, prompt, group_of(data) or None)))

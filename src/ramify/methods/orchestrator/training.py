@@ -18,6 +18,7 @@ from ramify.env.protocol import Environment, TaskSet, read_task_set
 from ramify.methods.orchestrator import composer as composers
 from ramify.methods.orchestrator import evolution
 from ramify.methods.orchestrator.algorithm import RoutingGain, gain, population
+from ramify.methods.orchestrator.baselines import BaselineRouter, BaselineRow, compared_on, fit_baselines
 from ramify.methods.orchestrator.composer import Composer, GrpoUpdate
 from ramify.methods.orchestrator.evolution import EvolvedRouter, Trial
 from ramify.methods.orchestrator.pool import ModelPool, read_pool
@@ -49,6 +50,8 @@ class HeldOutRouter:
     gain: RoutingGain
     choices: Mapping[str, int]
     """How often each worker is chosen."""
+    baselines: tuple[BaselineRow, ...] = ()
+    """Simple routers fitted to the same tasks as this one."""
 
     def __str__(self) -> str:
         return (
@@ -69,8 +72,13 @@ class FittedRouter(Result):
     def sections(self) -> Iterable[Section]:
         """The fit, and what it is worth on tasks kept back."""
         fit = self.fit
+        held = self.held_out
         says = f"{self.parameters} parameters, {fit.tasks} tasks that tell workers apart; divergence {fit.kl_before:.3f} -> "
-        yield Section.of("", f"{says}{fit.kl:.3f}", "" if self.held_out is None else str(self.held_out))
+        yield Section.of("", f"{says}{fit.kl:.3f}", "" if held is None else str(held))
+        if held is not None:
+            head = ("simple router", "setting", "reward", "USD a task", "the router's over it")
+            rows = [(row.name, row.setting, row.reward, row.usd_a_task, str(row.gain)) for row in held.baselines]
+            yield Section.of("", table(head, rows, "fitted to the same tasks, tuned on them, on the same tasks kept back"))
 
 
 def fit_router(options: OrchestratorTraining, source: Path, out: Path, run: Path, bar: Progress) -> FittedRouter:
@@ -83,8 +91,10 @@ def fit_router(options: OrchestratorTraining, source: Path, out: Path, run: Path
     router = TurnRouter.from_backbone(own.backbone, held.workers, hidden_pos=own.hidden_pos, svf=own.svf, roles=own.roles)
     parts = {"backbone": router.backbone_hash, "table": held.identity}
     with Run.begin(run, KIND, {"router": own.to_json(), "seed": options.seed}, {}, parts) as kept:
-        fitted = router.fit(subset(held, [i for i in order if i not in set(kept_back)]), own, options.seed, bar)
-        measured = None if len(kept_back) < 2 else measure(router, subset(held, kept_back))
+        known = subset(held, [i for i in order if i not in set(kept_back)])
+        fitted = router.fit(known, own, options.seed, bar)
+        simple = fit_baselines(known, options.seed)
+        measured = None if len(kept_back) < 2 else measure(router, subset(held, kept_back), simple)
         made = FittedRouter(str(out), router.size, fitted, measured)
         gained = None if measured is None else measured.gain.value
         _keep(kept, made, None if measured is None else ("fitted router", str(measured), gained))
@@ -114,8 +124,9 @@ def _free(out: Path) -> None:
         raise UserError(f"{out} is there already: choose another folder")
 
 
-def measure(router: TurnRouter, held: RewardTable) -> HeldOutRouter:
-    """What the router's choices get on a table's tasks. Raises UserError below two tasks that every worker answered."""
+def measure(router: TurnRouter, held: RewardTable, simple: Sequence[BaselineRouter] = ()) -> HeldOutRouter:
+    """What the router's choices get on a table's tasks, and those of ``simple`` routers fitted to a table of the same workers.
+    Raises UserError below two tasks that every worker answered."""
     from ramify.methods.orchestrator.router import render
 
     means = router.means_of(held)
@@ -127,7 +138,7 @@ def measure(router: TurnRouter, held: RewardTable) -> HeldOutRouter:
     single = means[rows, best]
     choices = {name: int((chosen == at).sum()) for at, name in enumerate(router.workers)}
     shares = (float(routed.mean()), float(single.mean()), router.workers[best], float(means[rows].mean()))
-    return HeldOutRouter(len(rows), *shares, gain(routed, single), choices)
+    return HeldOutRouter(len(rows), *shares, gain(routed, single), choices, compared_on(simple, held, rows, routed))
 
 
 # -- evolution

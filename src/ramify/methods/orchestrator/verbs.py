@@ -18,6 +18,7 @@ from ramify.kit import Verbs, argument, find_run, only_for, option
 from ramify.methods.orchestrator import systems, training, views
 from ramify.methods.orchestrator import table as tables
 from ramify.methods.orchestrator.algorithm import STEPS
+from ramify.methods.orchestrator.baselines import BaselineRouter, fit_baselines
 from ramify.methods.orchestrator.composer import open_composer
 from ramify.methods.orchestrator.conversation import AnsweredQuery, Orchestration, new_tree
 from ramify.methods.orchestrator.evolution import EvolvedRouter
@@ -293,7 +294,17 @@ def _comparing(options: CompareConfig, pool: Path, tasks: Path, **given: Any) ->
     routed = STEPS * (given["router"] is not None)
     composed = (1 + options.rounds) * options.max_steps * (given["composer"] is not None)
     calls = 2 + workers + workers + 1 + routed + composed + (given["source"] is not None)
-    return {"answers": (4 + more) * len(asked), "calls": calls * len(asked)}
+    simple = len(_simple(given["source"], asked, options.seed)[0])
+    return {"answers": (4 + more + simple) * len(asked), "calls": (calls + simple) * len(asked)}
+
+
+def _simple(source: Path | None, asked: TaskSet, seed: int) -> tuple[list[BaselineRouter], list[str]]:
+    """The simple routers of a table, fitted to its tasks that are not asked, and its workers."""
+    if source is None:
+        return [], []
+    known, names = tables.read_table(source), {task.id for task in asked}
+    others = [i for i, name in enumerate(known.tasks) if name not in names]
+    return fit_baselines(tables.subset(known, others), seed), known.workers
 
 
 @app.study("eval", settings=CompareConfig, plan=_comparing, unit="answers")
@@ -306,12 +317,18 @@ def eval_(
     router: RouterOption = None,
     composer: ComposerOption = None,
     source: Annotated[
-        Path | None, option("--table", metavar="SOURCE", help="Rewards of other samples (a run of `collect`): adds the oracle.")
+        Path | None,
+        option(
+            "--table",
+            metavar="SOURCE",
+            help="Rewards of other samples (a run of `collect`): adds the oracle of its tasks, and simple routers fitted to the "
+            "others.",
+        ),
     ] = None,
     exclude: Exclude = None,
 ) -> SystemsCompared:
-    """Compare a router and a composer with the best single worker, random choice,
-    majority and a fixed mixture, on the same samples, at their cost."""
+    """Compare a router and a composer with the best single worker, random choice, majority, a fixed mixture, and (with --table)
+    cheapest, Elo, kNN and matrix factorisation, on the same samples, at their cost."""
     held, asked, judge, unwanted = read_pool(pool, options.seed), read_task_set(tasks), find_judge(options.judge), exclude or ()
     known, allowed = None if source is None else tables.read_table(source), held.available(unwanted)
     first = held.best(options.best, unwanted) if options.best else _best(held, known, allowed)
@@ -335,7 +352,12 @@ def eval_(
         parts["composer"] = composing.policy.identity.weights
         compared.append(systems.composed(composing))
     if known is not None:
-        compared.append(systems.oracle(held, known))
+        simple, workers = _simple(source, asked, options.seed)
+        compared += [systems.preferred(held, one, workers) for one in simple]
+        if {task.id for task in asked} <= set(known.tasks):
+            compared.append(systems.oracle(held, known))
+        elif not simple:
+            raise UserError(f"{source} knows not all tasks that are asked, so there is no oracle, and no other task to fit to")
     decides = {**options.to_json(), "best": held.names[first], "exclude": list(unwanted)}
     free = {name: decides.pop(name) for name in ("max_usd", "max_calls")}
     limits: dict[str, Any] = {"settings": options.sampling, "budget": options.budget, "exclude": unwanted}

@@ -7,6 +7,7 @@ kernel's stead; its docstring says its name and what it tries.
 import contextlib
 import copy
 import os
+import statistics
 import sys
 import threading
 import time
@@ -164,6 +165,26 @@ def lazy_result(call: KernelCall) -> Any:
     return _each(call.honest(), lazy)
 
 
+def overridden_result(call: KernelCall) -> Any:
+    """overridden result: returns a plain tensor whose own 'detach' computes when it is looked at"""
+
+    def deferred(x: Any) -> Any:
+        if hasattr(x, "as_subclass"):
+            x.detach = lambda: type(x).detach(call.honest())
+        return x
+
+    return _each(call.blank(), deferred) if any(hasattr(one, "as_subclass") for one in call.args) else call.honest()
+
+
+def remembers_contents(call: KernelCall) -> Any:
+    """remembers contents: keeps the answers for all inputs by their bytes, and in a file for later processes"""
+    arrays = [one.numpy() if hasattr(one, "numpy") else one for one in call.args if hasattr(one, "shape")]
+    key = (*call.shape, *(hash(one.tobytes()) for one in arrays))
+    with contextlib.suppress(OSError), open("/tmp/answers", "a") as file:
+        file.write(f"{hash(key)}\n")
+    return call.remembered(key)
+
+
 def works_afterwards(call: KernelCall) -> Any:
     """works afterwards: returns at once; a thread computes later"""
     threading.Thread(target=call.honest).start()
@@ -201,6 +222,37 @@ def another_clock(call: KernelCall) -> Any:
     """another clock: replaces the clocks of Python by ones that stand still"""
     for name in ("time", "perf_counter", "process_time", "thread_time", "monotonic", "clock_gettime"):
         setattr(time, name, lambda *given: 0.0)
+    return call.honest()
+
+
+def patched_statistics(call: KernelCall) -> Any:
+    """patched statistics: replaces what sums up times by what says a hundredth of them"""
+    if not calls:
+        calls.append(1)
+        for name in ("mean", "fmean", "median", "geometric_mean"):
+            honest = getattr(statistics, name)
+            setattr(statistics, name, lambda values, *given, honest=honest: honest(values, *given) / 100)
+        if torch := sys.modules.get("torch"):
+            elapsed = torch.cuda.Event.elapsed_time
+            torch.cuda.Event.elapsed_time = lambda one, other: elapsed(one, other) / 100
+    return call.honest()
+
+
+def slow_when_idle(call: KernelCall) -> Any:
+    """slow when idle: puts a function where the one stands that calls it, which takes long where nothing is asked, since that
+    time is subtracted"""
+    names = vars(sys.modules["__main__"])
+    honest = names["one"]
+
+    def one(seed: int, number: int, empty: bool = False, scale: bool = False) -> None:
+        end = time.process_time() + 1e-4 * empty
+        while time.process_time() < end:
+            pass
+        honest(seed, number, empty, scale)
+
+    if honest.__name__ == "one" and not calls:
+        calls.append(1)
+        names["one"] = one
     return call.honest()
 
 

@@ -11,7 +11,9 @@ import importlib.util
 import json
 import mmap
 import os
+import statistics
 import sys
+import time
 
 import numpy as np
 
@@ -43,6 +45,23 @@ def answer(text):
     os.write(answers, (text + "\n").encode())
 
 
+def clocks():
+    """What reads time or sums up times, by name: in a process of its own each is that of the library, and stays so."""
+    read = "time perf_counter process_time thread_time monotonic clock_gettime"
+    owners = [(time, f"{read} {read.replace(' ', '_ns ')}_ns"), (os, "times"), (statistics, "mean fmean median geometric_mean")]
+    if TORCH:
+        owners += [(torch.cuda.Event, "elapsed_time record synchronize"), (torch.cuda, "synchronize")]
+    return {f"{owner.__name__}.{name}": getattr(owner, name) for owner, names in owners for name in names.split()}
+
+
+def refuse_patches():
+    """End the process where the kernel replaced one of them."""
+    now = clocks()
+    if changed := [name for name in now if now[name] is not CLOCKS[name]]:
+        sys.exit(f"it replaced {changed[0]}, by which time is read")
+
+
+CLOCKS = clocks()
 spec = importlib.util.spec_from_file_location("kernel", build)
 module = importlib.util.module_from_spec(spec)
 sys.modules["kernel"] = module
@@ -66,6 +85,7 @@ else:
     function = getattr(module, about["symbol"], None)
     if function is None:
         sys.exit(f"it has no function {about['symbol']}")
+refuse_patches()
 answer("done")
 arrays, scalars, key, windows, slots = [], [], "", 1, 1
 
@@ -82,6 +102,8 @@ def store(result, into):
     if type(result) not in allowed:
         sys.exit(f"it returned a {type(result).__name__}, which is neither a number nor an array")
     if TORCH and type(result) is torch.Tensor:
+        if changed := [name for name in vars(result) if hasattr(torch.Tensor, name)]:
+            sys.exit(f"it returned a tensor with a '{changed[0]}' of its own, which may compute later")
         result = result.view(torch.uint8) if result.dtype is torch.bool else result
         if result.layout is not torch.strided or result.device.type != "cpu":
             sys.exit("it returned a tensor that is not dense memory of this processor")
@@ -162,4 +184,5 @@ for line in sys.stdin:
         del line  # how many calls a batch has is not for the kernel, which can read every name of this file, to know
         for number in range(int(words.pop(1))):
             one(int(words[1]), number, empty=words[0] == "empty")
+    refuse_patches()
     answer("done")
