@@ -142,6 +142,7 @@ def _steps(
     """Which step, of one attempt or of one of every tree."""
     from ramify.jobs.helped import helped_in
     from ramify.jobs.judged import judge
+    from ramify.jobs.log.rarity import successes
     from ramify.jobs.why.ask import explained, most_samples, plays_again
     from ramify.jobs.why.attempts import asked
     from ramify.jobs.why.moves import lost_by_tool, worst_moves
@@ -155,7 +156,8 @@ def _steps(
         views = asked(opened, deciding, where, every)
         bar.begin(most_samples(views, plays_again(opened, question, who), question, len(changes)))
         told = _counting(bar), cache(say)  # each note once, however many attempts it is about
-        found = [explained(opened, view, deciding, question, who, *told) for view in views]
+        among = None if plays_again(opened, question, who) else successes(opened, deciding)
+        found = [explained(opened, view, deciding, question, who, *told, among) for view in views]
         if every:
             caveats = dict.fromkeys(caveat for one in found for caveat in one.caveats)
             tasks = judged(opened, deciding)

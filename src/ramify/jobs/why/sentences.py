@@ -5,7 +5,7 @@ from __future__ import annotations
 from ramify.base.words import plural
 from ramify.jobs.why.alternatives import words
 from ramify.jobs.why.answer import Why
-from ramify.jobs.why.records import OTHER, Share
+from ramify.jobs.why.records import OTHER, BrokenRule, Share
 from ramify.render.numbers import percent, points
 from ramify.trace.graph import short
 from ramify.trace.message import named_calls
@@ -56,6 +56,15 @@ def nothing(whole: Why) -> str:
         return f"No step stands out: success was 0% from the start (0 of {low.n}), so there was nothing to lose."
     head = "No step stands out" + (" yet, and the budget is spent" if whole.spent else "")
     return f"{head}: success was {low} at the start and {whole.after} at the end, and no step lost more than chance."
+
+
+def by_rule(one: BrokenRule, note: str) -> str:
+    """The step that a rule names."""
+    whose = "of this run" if one.own else "public"
+    return (
+        f"Suspect `{short(_named(one.action), 60)}` ({one.rule}): {one.why}. Of {one.n} successful logs ({whose}) {one.k} "
+        f"{'breaks' if one.k == 1 else 'break'} this rule or a rarer one. {note}."
+    )
 
 
 def compared(comparable: int, note: str) -> str:
