@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,8 @@ from ramify.base.errors import UserError
 from ramify.base.progress import Progress
 from ramify.env.tools import read_effects
 from ramify.jobs.context.answer import WhyContext
+from ramify.jobs.log.answer import WhyJudged, WhyJudgedAll
+from ramify.jobs.log.ways import Way
 from ramify.jobs.tokens.answer import WhyTokens
 from ramify.jobs.why.answer import Why, WhyAll
 from ramify.kit import Effects, ForkEnv, ForkModel, RunArgument, Trust, Verbs, argument, find_run, option
@@ -19,6 +21,7 @@ from ramify.render.terminal import say
 
 if TYPE_CHECKING:
     from ramify.jobs.context.ask import ContextQuestion
+    from ramify.jobs.log.ask import JudgeQuestion
     from ramify.jobs.why.question import WhyQuestion
     from ramify.rollout.attempts import Attempt
     from ramify.rollout.stored import WhoPlays
@@ -31,7 +34,7 @@ MOST_SAMPLES = 300
 def plan(
     run: str, where: str, samples: int | None, n: int, first: int, share: bool, do: list[str] | None, every: bool,
     scorer: str | None, model: str | None, env: str | None, context: bool, tokens: bool, target: str | None, outcome: bool,
-    trust: bool,
+    trust: bool, judge: list[str] | None, way: list[Way] | None, successes: int, level: float,
 ) -> Mapping[str, Cell]:  # fmt: skip
     """What it takes at most."""
     from ramify.jobs.why.ask import most_samples, plays_again
@@ -42,6 +45,13 @@ def plan(
     from ramify.trace.outcome import settled
 
     _check(where, do or [], every)
+    if judge:
+        from ramify.jobs.log.ask import JudgeQuestion, counted
+
+        asking = JudgeQuestion(tuple(judge), _ways(way), successes, level, scorer)
+        with Run.open(find_run(run)) as opened:
+            attempts, questions = counted(opened, settled(opened, scorer), asking, where, every)
+        return {"attempts": attempts, "questions": questions, "counterfactual": False}
     if context or tokens:
         return _plan_step(run, where, samples, target, outcome, model, env, trust, context)
     question = WhyQuestion(n, first, samples, share=share)
@@ -108,25 +118,52 @@ def why(
     outcome: Annotated[
         bool, option(help="With --context and --tokens: play on and count success, instead of the decision alone.")
     ] = False,
+    judge: Annotated[
+        list[str] | None,
+        option(
+            metavar="MODEL",
+            help="Ask a model, or any judge, which step of a log lost it: an opinion, no counterfactual; repeatable.",
+        ),
+    ] = None,
+    way: Annotated[
+        list[Way] | None,
+        option(help="With --judge, how it is asked: whole (the default), steps (one after another) or halving; repeatable."),
+    ] = None,
+    successes: Annotated[
+        int,
+        option(
+            help="With --judge, ask about so many successful attempts too: a step is more than an opinion where at most --level "
+            "of them would have one (from 19 on at 0.05).",
+            min=0,
+        ),
+    ] = 0,
     model: ForkModel = None,
     env: ForkEnv = None,
     effect: Effects = None,
     trust: Trust = False,
     *,
     bar: Progress,
-) -> Why | WhyAll | WhyContext | WhyTokens:
+) -> Why | WhyAll | WhyContext | WhyTokens | WhyJudged | WhyJudgedAll:
     """Which step of an attempt lost it, what else was possible there, and what would have helped.
 
     Steps are sampled again under the unchanged agent, most where success fell; what is there is loaded. Where the agent cannot be
-    run again the attempts that are there are compared.
+    run again the attempts that are there are compared, and the log is checked by rules; --judge asks models about it.
     """
     from ramify.jobs.context.ask import ContextQuestion
+    from ramify.jobs.log.ask import JudgeQuestion
     from ramify.jobs.why.question import WhyQuestion
     from ramify.rollout.stored import WhoPlays
 
     changes = do or []
     question = WhyQuestion(n, first, samples, level, least, describe, share, scorer)
     _check(where, changes, every)
+    if judge:
+        given = {"--do": changes, "--share": share, "--context": context, "--tokens": tokens, "--target": target}
+        given |= {"--outcome": outcome, "--model": model, "--env": env, "--effect": effect, "--samples": samples is not None}
+        _check_judged(question, given)
+        return _judged(run, where, every, JudgeQuestion(tuple(judge), _ways(way), successes, level, scorer), bar)
+    if way or successes:
+        raise UserError("--way and --successes say how --judge MODEL is asked, so they go with it")
     who = WhoPlays(model, env, trust, read_effects(effect or []))
     if context or tokens:
         _check_one_step(context and tokens, question, changes, every)
@@ -200,6 +237,36 @@ def _step(run: str, where: str, context: bool, question: ContextQuestion, who: W
         return explained(opened, step_of(opened, where), question, who, bar.at)
 
 
+def _judged(run: str, where: str, every: bool, question: JudgeQuestion, bar: Progress) -> WhyJudged | WhyJudgedAll:
+    """What judges name, in one attempt or in one of every tree."""
+    from ramify.jobs.log.ask import counted, judged_attempts, together
+    from ramify.trace.db import Run
+    from ramify.trace.outcome import settled
+
+    with Run.open(find_run(run), write=True) as opened:
+        deciding = settled(opened, question.scorer)
+        bar.begin(counted(opened, deciding, question, where, every)[1])
+        answers = judged_attempts(opened, deciding, question, where, every, bar.at)
+        return together(answers) if every else answers[0]
+
+
+def _ways(ways: Sequence[Way] | None) -> tuple[Way, ...]:
+    return tuple(dict.fromkeys(ways or ("whole",)))
+
+
+def _unusual(question: WhyQuestion) -> dict[str, bool]:
+    """Options of the search for a step, and whether they were given."""
+    usual = type(question)()
+    return {f"--{name}": getattr(question, name) != getattr(usual, name) for name in ("n", "first", "least", "describe")}
+
+
+def _check_judged(question: WhyQuestion, given: Mapping[str, object]) -> None:
+    """Raises UserError where options of other questions are given with --judge."""
+    given = {**given, **_unusual(question)}
+    if wrong := [name for name, value in given.items() if value]:
+        raise UserError(f"--judge asks about a log as it stands and takes no {' or '.join(wrong)}")
+
+
 def _most(samples: int | None) -> int:
     return MOST_SAMPLES if samples is None else samples
 
@@ -209,8 +276,7 @@ def _check_one_step(both: bool, question: WhyQuestion, changes: list[str], every
     if both:
         raise UserError("--context and --tokens are two questions: ask one at a time")
     given = {"--do": changes, "--share": question.share, "--all": every, "--scorer": question.scorer}
-    usual = type(question)()
-    given |= {f"--{name}": getattr(question, name) != getattr(usual, name) for name in ("n", "first", "least", "describe")}
+    given |= _unusual(question)
     if wrong := [name for name, value in given.items() if value]:
         raise UserError(f"--context and --tokens ask about one step and take no {' or '.join(wrong)}; --samples says how much")
 

@@ -152,9 +152,9 @@ _REFUSED = re.compile(
 )
 _MENTIONS = re.compile(
     r"error|fail|unable|cannot|can't|couldn|sorry|apolog|unfortunately|issue|problem|instead|invalid|again"
-    r"|unavailable|not (?:been )?(?:found|available|possible|exist|success|work|enough|valid)|retry|re-?run|fix|correct|alternativ|another|however"
-    r"|insufficient|exceed|mistake|missing"
-    r"|does ?n['o]t|did ?n['o]t|different|adjust|debug|traceback|exception|wrong|install",
+    r"|unavailable|not (?:been )?(?:found|available|possible|exist|success|work|enough|valid)|retry|re-?run|fix|correct"
+    r"|alternativ|insufficient|exceed|mistake|missing"
+    r"|another|however|does ?n['o]t|did ?n['o]t|different|adjust|debug|traceback|exception|wrong|install",
     re.IGNORECASE,
 )
 _CLAIMS = re.compile(
