@@ -142,7 +142,7 @@ class _Asking:
         specs = [(spec, as_asked(spec)) for spec in question.judges]
         self.judges = [(spec, way, judge_of(full, way, opener)) for spec, full in specs for way in question.ways]
         self.run, self.on_question, self.done = run, on_question, 0
-        self.known = {entry.key: codec.from_json(Judgement, entry.payload) for entry in run.journal(MAKER)}
+        self.known = {entry.key: Judgement(**entry.payload) for entry in run.journal(MAKER)}
         self.identity = {f"{spec}, {way}": judge.identity for spec, way, judge in self.judges}
 
     async def about(self, views: Sequence[View]) -> list[list[Opinion]]:
@@ -169,8 +169,9 @@ class _Asking:
             self.on_question(self.done)
             if judgement.failure:
                 return judgement
-            self.known[key] = replace(judgement, token_values=())
-            self.run.log(MAKER, key, codec.to_json(self.known[key]))
+            kept = {"value": judgement.value, "evidence": judgement.evidence}
+            self.known[key] = Judgement(**kept)
+            self.run.log(MAKER, key, kept)
             self.run.commit()
         return self.known[key]
 

@@ -213,6 +213,7 @@ QUESTIONS: dict[Way, Question] = {
         read_step,
         _fields,
         system="You analyse logs of agents.",
+        max_tokens=512,
     ),
     "steps": Question(
         "You evaluate each step of an attempt to solve a problem.\nThe problem is: {problem}\n\nThe log up to the current step "
