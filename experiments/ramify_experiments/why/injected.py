@@ -70,11 +70,15 @@ class _ByHistory:
         return episode
 
 
+def _replies(messages: list[Mapping[str, Any]]) -> int:
+    return sum(bool(message["role"] == "assistant") for message in messages)
+
+
 def follower(right: list[str]) -> Agent:
     """The agent: the solution's step, or with chance :data:`SLIP` the one before once more."""
 
     def reply(messages: list[Mapping[str, Any]], key: int) -> str:
-        at = min(sum(message["role"] == "assistant" for message in messages), len(right) - 1)
+        at = min(_replies(messages), len(right) - 1)
         slips = at and random.Random(key).random() < SLIP
         return right[at - 1] if slips else right[at]
 
@@ -86,7 +90,7 @@ def with_error(right: list[str], step: int, wrong: str | None) -> Agent:
     path = [*right[:step], *([] if wrong is None else [wrong]), *right[step + 1 :]]
 
     def reply(messages: list[Mapping[str, Any]], key: int) -> str:
-        return path[min(sum(message["role"] == "assistant" for message in messages), len(path) - 1)]
+        return path[min(_replies(messages), len(path) - 1)]
 
     return reply
 

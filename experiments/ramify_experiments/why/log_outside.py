@@ -100,7 +100,9 @@ def named(broken: Sequence[Violation], among: Successes, leaf: str) -> str | Non
 
 def baselines(logs: Sequence[tuple[View, list[Violation]]], truth: dict[str, str]) -> dict[str, Any]:
     """Of labelled logs: how often each way names the labelled step."""
-    hits: dict[str, list[float]] = {way: [] for way in ("rule", "rule names any", "first error text", "last step", "random step")}
+    hits: dict[str, list[float]] = {
+        way: [] for way in ("rule", "rule names any", "hint", "hints", "first error text", "last step", "random step")
+    }
     for view, broken in logs:
         label = truth[view.leaf]
         replies = [i for i, message in enumerate(view.messages) if message.role == "assistant"]
@@ -109,6 +111,9 @@ def baselines(logs: Sequence[tuple[View, list[Violation]]], truth: dict[str, str
         by_rule = named(broken, Successes(()), view.leaf)
         hits["rule"].append(by_rule == label)
         hits["rule names any"].append(by_rule is not None)
+        rare = broken_rules(broken, Successes(()), LEVEL, view.leaf)
+        hits["hint"].append(bool(rare) and rare[0].node == label)
+        hits["hints"].append(bool(rare))
         hits["first error text"].append(bool(before) and view.messages[before[-1]].nodes[-1].id == label)
         hits["last step"].append(view.messages[-1].nodes[-1].id == label)
         own = [view.messages[i].nodes[-1].id for i in replies]
@@ -173,6 +178,7 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
         [
             "The labelled step of 184 failed logs (Who&When), without a model",
             f"a rule: {said(base['rule'])}, and names one in {said(base['rule names any'])}; "
+            f"the rarest broken rule, named or a hint: {said(base['hint'])}, of {said(base['hints'])}; "
             f"the agent's step at or before the first error text: {said(base['first error text'])}; "
             f"a random step of an agent: {base['random step']['p']:.3f}; the last step: {said(base['last step'])}",
         ],

@@ -43,10 +43,11 @@ class Successes:
 
     def rarity(self, rule: str, level: float, leaf: str = "") -> tuple[int, int, bool]:
         """(k, n, own): of ``n`` successful attempts other than ``leaf``, ``k`` break the rule or a rarer one. Those of the run
-        (``own``) where there are enough to name a step at ``level``, else the public ones."""
+        (``own``) where there are enough to name a step at ``level``, or some of them break it; else the public ones."""
         ranks = [rank for end, rank in self.ranks if end != leaf]
-        if 1 / (len(ranks) + 1) <= level:
-            return sum(rank <= _RANKS[rule] for rank in ranks), len(ranks), True
+        k = sum(rank <= _RANKS[rule] for rank in ranks)
+        if k or 1 / (len(ranks) + 1) <= level:
+            return k, len(ranks), True
         return PUBLIC[rule], PUBLIC_LOGS, False
 
 

@@ -183,8 +183,13 @@ def _json(text: str) -> Any:
 
 
 def _errors(step: LoggedStep) -> Iterator[tuple[TokenMessage, str, ToolCall | None]]:
-    """The errors that came back: the result, what it says, and the call that it answers where that is clear."""
+    """The errors of a step: the message, what it says, and the call that it answers where that is clear. Of several agents in one
+    log what an agent says is its own step's."""
+    if step.speaker and (said := failed(step.reply)):
+        yield step.reply, said, None
     for i, result in enumerate(step.results):
+        if result.role == "assistant":
+            continue
         if result.role == "user" and step.speaker == "" and not step.calls and not _FAILED.search(result.text):
             continue  # what a person says
         if said := failed(result):

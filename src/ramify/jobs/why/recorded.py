@@ -43,7 +43,8 @@ def recorded(case: AskedAttempt, level: float, broken: tuple[BrokenRule, ...] = 
         headline = sentences.by_rule(named, NOTE)
         return replace(whole, verdict="step", named_by="rule", node=named.node, action=named.action, headline=headline)
     if not stood:
-        return replace(whole, headline=sentences.compared(len(rows), NOTE))
+        hint = sentences.hint(broken[0]) if broken and not whole.success else ""
+        return replace(whole, headline=sentences.compared(len(rows), NOTE) + hint)
     t = max(stood, key=lambda t: (sign * rows[t].difference, -t))
     same, rest = took[t]
     others = alternatives(case, t, case.passing(t - 1, case.others))

@@ -67,6 +67,11 @@ def by_rule(one: BrokenRule, note: str) -> str:
     )
 
 
+def hint(one: BrokenRule) -> str:
+    """A step that breaks a rule which too many successful logs break, too."""
+    return f" Step {one.step} has a {one.rule}, as {one.k} of {one.n} successful logs have: a hint, and no finding."
+
+
 def compared(comparable: int, note: str) -> str:
     """That of ``comparable`` steps none differs, by attempts alone."""
     few = "no other attempt did anything else in a state that this one came through"
