@@ -154,14 +154,14 @@ def test_a_step_is_named_by_how_rare_its_rule_is(verb: Any, here: Path) -> None:
     answer = ramify.why(run)
     assert (answer.verdict, answer.named_by) == ("none", "")
     (one,) = answer.broken
-    assert (one.rule, one.k, one.n, one.own) == ("ignored error", 25, 25, True)
+    assert (one.rule, one.k, one.n, one.of_run) == ("ignored error", 25, 25, True)
     won = verb("why", run, "won 3", "--json").json
     assert (won["success"], won["verdict"]) == (True, "none")
     few = imported(verb, [lost, log(RIGHT, say("Paid."), success=True, task="won")])
     named = ramify.why(few)
     assert (named.verdict, named.named_by, named.change) == ("step", "rule", None)
     assert named.node == named.broken[0].node
-    assert (named.broken[0].n, named.broken[0].own) == (PUBLIC_LOGS, False)
+    assert (named.broken[0].n, named.broken[0].of_run) == (PUBLIC_LOGS, False)
     assert "steps that break a rule" in verb("why", few).out
     with Run.open(few) as stored:
         (finding,) = stored.findings(maker="why")

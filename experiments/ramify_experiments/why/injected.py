@@ -37,7 +37,7 @@ Agent = Callable[[list[Mapping[str, Any]], int], str]
 
 
 @dataclass
-class InjectedCase:
+class InjectedStep:
     """One attempt with an injected error, and what names which of its steps (from 1; None: no step)."""
 
     environment: str
@@ -130,7 +130,7 @@ def broken_command(kind: str, right: list[str], step: int, rng: random.Random) -
     return None, kind == "left out"
 
 
-def cases(games: int, seed: int) -> Iterator[InjectedCase]:
+def cases(games: int, seed: int) -> Iterator[InjectedStep]:
     """Every task of AgentDojo's suites and ``games`` games, each with errors of two kinds."""
     rng = random.Random(seed)
     for suite in SUITES:
@@ -145,7 +145,7 @@ def cases(games: int, seed: int) -> Iterator[InjectedCase]:
 
 def _of_task(
     environment: Any, name: str, task: Task, kinds: tuple[str, ...], broken: Callable[..., Any], rng: random.Random
-) -> Iterator[InjectedCase]:
+) -> Iterator[InjectedStep]:
     right = environment.walkthrough(task)
     able = [i for i, said in enumerate(right) if broken is broken_command or parse_tool_calls(said)]
     for kind in rng.sample(kinds, 2) if len(right) > 2 and able else ():
@@ -157,7 +157,7 @@ def _of_task(
 
 def _played(
     environment: Any, name: str, task: Task, kind: str, right: list[str], step: int, wrong: str | None
-) -> InjectedCase | None:
+) -> InjectedStep | None:
     """Play the attempt, ask forks where it was lost, and ask the log alone; None where the attempt succeeded all the same."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -168,7 +168,7 @@ def _played(
         played = ramify.why(run, model=follower(right), env=environment, describe=0, n=16)
         at = [one.node for one in played.steps]
         injected = step + 1 if wrong is not None or step < len(at) else len(at)
-        case = InjectedCase(name, task.id, kind, len(at), injected, _number(played.node, at) == injected, played.before.p)
+        case = InjectedStep(name, task.id, kind, len(at), injected, _number(played.node, at) == injected, played.before.p)
         if log.named_by == "rule":
             case.rule, case.by = _number(log.node, at), next(one.rule for one in log.broken if one.node == log.node)
         errors = [one.step for one in log.broken if one.rule in ("failed call", "ignored error", "refused call")]
@@ -180,7 +180,7 @@ def _number(node: str | None, nodes: list[str]) -> int | None:
     return nodes.index(node) + 1 if node in nodes else None
 
 
-def summary(found: list[InjectedCase]) -> dict[str, Any]:
+def summary(found: list[InjectedStep]) -> dict[str, Any]:
     """Of the cases whose effect forks measured: how often each way names the injected step, in all and by kind."""
     known = [one for one in found if one.lost]
     groups = {"all": known} | {

@@ -15,7 +15,7 @@ from ramify.jobs.log.answer import WhyJudged, WhyJudgedAll
 from ramify.jobs.log.ways import Way
 from ramify.jobs.tokens.answer import WhyTokens
 from ramify.jobs.why.answer import Why, WhyAll
-from ramify.kit import Effects, ForkEnv, ForkModel, RunArgument, Trust, Verbs, argument, find_run, option
+from ramify.kit import Effects, ForkEnv, ForkModel, RunArgument, Trust, Verbs, argument, find_run, only_for, option
 from ramify.render.result import Cell
 from ramify.render.terminal import say
 
@@ -158,9 +158,8 @@ def why(
     question = WhyQuestion(n, first, samples, level, least, describe, share, scorer)
     _check(where, changes, every)
     if judge:
-        given = {"--do": changes, "--share": share, "--context": context, "--tokens": tokens, "--target": target}
-        given |= {"--outcome": outcome, "--model": model, "--env": env, "--effect": effect, "--samples": samples is not None}
-        _check_judged(question, given)
+        only_for("--judge", do=do, share=share, context=context, tokens=tokens, target=target, outcome=outcome, samples=samples)
+        only_for("--judge", model=model, env=env, effect=effect, **_unusual(question))
         return _judged(run, where, every, JudgeQuestion(tuple(judge), _ways(way), successes, level, scorer), bar)
     if way or successes:
         raise UserError("--way and --successes say how --judge MODEL is asked, so they go with it")
@@ -257,14 +256,7 @@ def _ways(ways: Sequence[Way] | None) -> tuple[Way, ...]:
 def _unusual(question: WhyQuestion) -> dict[str, bool]:
     """Options of the search for a step, and whether they were given."""
     usual = type(question)()
-    return {f"--{name}": getattr(question, name) != getattr(usual, name) for name in ("n", "first", "least", "describe")}
-
-
-def _check_judged(question: WhyQuestion, given: Mapping[str, object]) -> None:
-    """Raises UserError where options of other questions are given with --judge."""
-    given = {**given, **_unusual(question)}
-    if wrong := [name for name, value in given.items() if value]:
-        raise UserError(f"--judge asks about a log as it stands and takes no {' or '.join(wrong)}")
+    return {name: getattr(question, name) != getattr(usual, name) for name in ("n", "first", "least", "describe")}
 
 
 def _most(samples: int | None) -> int:
@@ -276,7 +268,7 @@ def _check_one_step(both: bool, question: WhyQuestion, changes: list[str], every
     if both:
         raise UserError("--context and --tokens are two questions: ask one at a time")
     given = {"--do": changes, "--share": question.share, "--all": every, "--scorer": question.scorer}
-    given |= _unusual(question)
+    given |= {f"--{name}": value for name, value in _unusual(question).items()}
     if wrong := [name for name, value in given.items() if value]:
         raise UserError(f"--context and --tokens ask about one step and take no {' or '.join(wrong)}; --samples says how much")
 

@@ -59,7 +59,7 @@ class InSuccesses:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class JudgeAgreement:
     """How often two of those that were asked name the same step, where both named one."""
 
     first: str
@@ -89,7 +89,7 @@ class WhyJudged(Result):
     of: int
     """Answers."""
     opinions: tuple[Opinion, ...]
-    agreement: tuple[Agreement, ...] = ()
+    agreement: tuple[JudgeAgreement, ...] = ()
     successes: InSuccesses | None = None
     """None where nobody was asked about successful attempts."""
     broken: tuple[BrokenRule, ...] = ()
@@ -103,20 +103,20 @@ class WhyJudged(Result):
         """The headline, who names what, what is said of successful attempts, what to do next."""
         rows = [
             (
-                one.judge,
-                one.way,
-                "-" if one.step is None else str(one.step),
-                tables.cut(tables.named(one.action)),
-                one.reason,
-                one.asked,
-                one.unread,
-                one.failure,
+                entry.judge,
+                entry.way,
+                "-" if entry.step is None else str(entry.step),
+                tables.cut(tables.named(entry.action)),
+                entry.reason,
+                entry.asked,
+                entry.unread,
+                entry.failure,
             )
-            for one in self.opinions
+            for entry in self.opinions
         ]
         head = ("judge", "way", "step", "action", "reason", "questions", "not read", "failed")
         yield Section.of("", self.headline, table(head, rows), told_agreement(self.agreement), self._null())
-        yield from (one for one in (tables.broken(self.broken),) if one.parts)
+        yield from (entry for entry in (tables.broken(self.broken),) if entry.parts)
         yield Section.of("what to do next", f"Look at it: `{self.commands.show}`")
 
     def _null(self) -> str:
@@ -137,24 +137,26 @@ class WhyJudgedAll(Result):
     """What judges name in one failed attempt of every tree, and how far they agree."""
 
     all: tuple[WhyJudged, ...]
-    agreement: tuple[Agreement, ...]
+    agreement: tuple[JudgeAgreement, ...]
 
     def sections(self) -> Iterable[Section]:
         """How many have a step, the steps, and the agreement."""
-        steps, named = (sum(one.verdict == word for one in self.all) for word in ("step", "opinion"))
+        steps, named = (sum(entry.verdict == word for entry in self.all) for word in ("step", "opinion"))
         count = (
             f"In {steps} of {plural(len(self.all), 'failed attempt')} a step is named, in {named} it is a mere opinion. {NOTE}."
         )
-        rows = [(one.tree, one.verdict, tables.cut(one.action or "-"), f"{one.votes} of {one.of}", (one.node or "-")[:12])
-                for one in self.all]  # fmt: skip
+        rows = [
+            (entry.tree, entry.verdict, tables.cut(entry.action or "-"), f"{entry.votes} of {entry.of}", (entry.node or "-")[:12])
+            for entry in self.all
+        ]
         yield Section.of("", count, table(("tree", "verdict", "step", "votes", "node"), rows), told_agreement(self.agreement))
 
 
-def told_agreement(found: Iterable[Agreement]) -> str:
+def told_agreement(pairs: Iterable[JudgeAgreement]) -> str:
     """How far pairs agree, a line each."""
     return "\n".join(
-        f"  {one.first} and {one.second} name the same step in {one.k} of {one.n}"
-        + (f": {percent(one.k / one.n, 0)} {percent_interval(one.interval)}" if one.n > 1 else "")
-        for one in found
-        if one.n
+        f"  {entry.first} and {entry.second} name the same step in {entry.k} of {entry.n}"
+        + (f": {percent(entry.k / entry.n, 0)} {percent_interval(entry.interval)}" if entry.n > 1 else "")
+        for entry in pairs
+        if entry.n
     )

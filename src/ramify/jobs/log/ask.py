@@ -14,7 +14,7 @@ from ramify.base import codec
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
-from ramify.jobs.log.answer import NOTE, Agreement, InSuccesses, Opinion, WhyJudged, WhyJudgedAll
+from ramify.jobs.log.answer import NOTE, InSuccesses, JudgeAgreement, Opinion, WhyJudged, WhyJudgedAll
 from ramify.jobs.log.judges import LONGEST, Ask, JudgedLog, judge_of, named_by
 from ramify.jobs.log.rarity import broken_rules, successes
 from ramify.jobs.log.rules import violations
@@ -76,7 +76,7 @@ def why_judged(
     """Which step of an attempt in the run at ``path`` judges name, ``where`` as for :func:`ramify.jobs.why.ask.why`.
 
     ``judges`` are those of :func:`ramify.score.judge.find_judge`, or models; each is asked in each of ``ways``
-    (:mod:`ramify.jobs.log.judges`). They are also asked about the first ``successes`` successful attempts: the verdict is
+    (:mod:`ramify.jobs.log.judges`). They are also asked about the first ``successes`` successful attempts: the answer is
     ``step`` only where at most ``level`` of such would have a step named with as much agreement (so at 0.05 it takes 19), else
     ``opinion``. Answers are kept in the run's journal: the same call again asks nothing. The result is stored as a finding, each
     judge's answer as an annotation ``named by judge`` of the step. Raises UserError, and RamifyError where no judge could run.
@@ -96,7 +96,7 @@ def counted(run: Run, deciding: Decider, question: JudgeQuestion, where: str, ev
 
 def together(answers: Sequence[WhyJudged]) -> WhyJudgedAll:
     """Answers about several attempts as one."""
-    return WhyJudgedAll(tuple(answers), _agreement([one.opinions for one in answers]))
+    return WhyJudgedAll(tuple(answers), _agreement([entry.opinions for entry in answers]))
 
 
 def judged_attempts(
@@ -116,7 +116,7 @@ def judged_attempts(
     asking = _Asking(run, question, on_question)
     opinions = wait_for(asking.about([*views, *won]))
     run.commit()
-    if not any(one.spoke or one.unread for rows in opinions for one in rows):
+    if not any(entry.spoke or entry.unread for rows in opinions for entry in rows):
         raise RamifyError(f"no judge could answer, the first because {opinions[0][0].failure}")
     null = [_vote(rows) for rows in opinions[len(views) :]]
     answers = [_answer(run, deciding, view, rows, null, question) for view, rows in zip(views, opinions, strict=False)]
@@ -126,7 +126,7 @@ def judged_attempts(
 
 def _won(run: Run, deciding: Decider, most: int, without: Iterable[str]) -> list[View]:
     """Successful attempts, of each tree in turn the first."""
-    trees = sorted(run.trees(), key=lambda one: one.name)
+    trees = sorted(run.trees(), key=lambda entry: entry.name)
     views = (view for info in trees for view in attempts_in(run, info, deciding))
     fit = (view for view in views if view.success and not view.fork and view.steps and view.leaf not in set(without))
     return list(islice(fit, most))
@@ -155,10 +155,10 @@ class _Asking:
 
     async def _opinion(self, log: JudgedLog, spec: str, way: Way, judge: Judge) -> Opinion:
         ask: Ask = partial(self._ask, judge, log.leaf)
-        found = await named_by(way, log, ask)
-        step = None if found.step is None else log.steps[found.step]
-        reason = found.reason or "; ".join(found.said)
-        told = Opinion(spec, way, None, None, "", reason, found.asked, found.unread, found.failure)
+        named_so = await named_by(way, log, ask)
+        step = None if named_so.step is None else log.steps[named_so.step]
+        reason = named_so.reason or "; ".join(named_so.said)
+        told = Opinion(spec, way, None, None, "", reason, named_so.asked, named_so.unread, named_so.failure)
         return told if step is None else replace(told, node=step.node, step=step.step, action=step.action)
 
     async def _ask(self, judge: Judge, leaf: str, what: str, item: Item) -> Judgement:
@@ -178,10 +178,10 @@ class _Asking:
 
 def _vote(opinions: Sequence[Opinion]) -> tuple[Opinion | None, int, int]:
     """The opinion that names the step most answers name (of several the first step), how many do, and answers in all."""
-    spoke = [one for one in opinions if one.spoke]
-    votes = Counter(one.node for one in spoke if one.node is not None)
-    named = [one for one in spoke if one.node is not None]
-    best = min(named, key=lambda one: (-votes[str(one.node)], one.step or 0), default=None)
+    spoke = [entry for entry in opinions if entry.spoke]
+    votes = Counter(entry.node for entry in spoke if entry.node is not None)
+    named = [entry for entry in spoke if entry.node is not None]
+    best = min(named, key=lambda entry: (-votes[str(entry.node)], entry.step or 0), default=None)
     return best, 0 if best is None else votes[str(best.node)], len(spoke)
 
 
@@ -197,11 +197,11 @@ def _answer(
     share = votes / of if of else 0.0
     known = None
     if null:
-        named = [count / spoke for one, count, spoke in null if one is not None]
-        known = InSuccesses(len(null), len(named), sum(one >= share for one in named))
+        named = [count / spoke for entry, count, spoke in null if entry is not None]
+        known = InSuccesses(len(null), len(named), sum(entry >= share for entry in named))
     sure = best is not None and known is not None and known.p <= question.level
     broken = broken_rules(violations(run, view), successes(run, deciding), question.level, view.leaf)
-    rule = next((one for one in broken if one.p <= question.level), None)
+    rule = next((entry for entry in broken if entry.p <= question.level), None)
     told = [*opinions, Opinion("rules", "rules", rule.node, rule.step, rule.action, rule.why)] if rule else list(opinions)
     return WhyJudged(
         tree=view.info.name,
@@ -233,7 +233,7 @@ def _headline(best: Opinion | None, votes: int, of: int, opinions: Sequence[Opin
 
 
 def _caveats(view: View, opinions: Sequence[Opinion]) -> Iterable[str]:
-    unread, failed = sum(one.unread for one in opinions), [one.failure for one in opinions if one.failure]
+    unread, failed = sum(entry.unread for entry in opinions), [entry.failure for entry in opinions if entry.failure]
     if unread:
         yield f"{unread} answers could not be read and name nothing"
     if failed:
@@ -242,36 +242,48 @@ def _caveats(view: View, opinions: Sequence[Opinion]) -> Iterable[str]:
         yield f"the judges were shown {LONGEST:,} characters of each of {cut} longer messages"
 
 
-def _agreement(each: Sequence[Sequence[Opinion]]) -> tuple[Agreement, ...]:
+def _agreement(each: Sequence[Sequence[Opinion]]) -> tuple[JudgeAgreement, ...]:
     """Of each pair of those that were asked: how often both name the same step, over all attempts."""
-    rows = [{f"{one.judge}, {one.way}" if one.way != one.judge else one.judge: one.node for one in opinions} for opinions in each]
+    rows = [
+        {f"{entry.judge}, {entry.way}" if entry.way != entry.judge else entry.judge: entry.node for entry in opinions}
+        for opinions in each
+    ]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    found = []
+    named_so = []
     for first, second in combinations(names, 2):
         both = [row[first] == row[second] for row in rows if row.get(first) and row.get(second)]
         if both:
-            found.append(Agreement(first, second, sum(both), len(both), wilson(sum(both), len(both))))
-    return tuple(found)
+            named_so.append(JudgeAgreement(first, second, sum(both), len(both), wilson(sum(both), len(both))))
+    return tuple(named_so)
 
 
 def _keep(run: Run, answers: Sequence[WhyJudged], question: JudgeQuestion, identity: dict[str, str]) -> None:
     """Store the answers as findings, those about other attempts stay, and each opinion as an annotation of its step."""
-    now = {one.attempt for one in answers}
-    others = [one for one in run.findings(maker=MAKER) if one.identity.get("attempt") not in now]
-    for one in answers:
-        for opinion in one.opinions:
+    now = {entry.attempt for entry in answers}
+    others = [entry for entry in run.findings(maker=MAKER) if entry.identity.get("attempt") not in now]
+    for entry in answers:
+        for opinion in entry.opinions:
             if opinion.node is not None:
                 value = {"judge": opinion.judge, "way": opinion.way, "reason": opinion.reason}
                 run.add(Annotation(opinion.node, 0, "named by judge", f"{MAKER} {opinion.judge} {opinion.way}", value))
-    run.conclude(MAKER, [*others, *(_finding(one, question, identity) for one in answers)])
+    run.conclude(MAKER, [*others, *(_finding(entry, question, identity) for entry in answers)])
     run.commit()
 
 
-def _finding(one: WhyJudged, question: JudgeQuestion, identity: dict[str, str]) -> Finding:
-    name = {"step": "named by judges", "opinion": "a judge's opinion", "none": NOTHING}[one.verdict]
-    share = one.votes / one.of if one.of else None
-    made = {"attempt": one.attempt, "question": codec.to_json(question), "judges": identity}
-    evidence = codec.to_json(one)
+def _finding(entry: WhyJudged, question: JudgeQuestion, identity: dict[str, str]) -> Finding:
+    name = {"step": "named by judges", "opinion": "a judge's opinion", "none": NOTHING}[entry.verdict]
+    share = entry.votes / entry.of if entry.of else None
+    made = {"attempt": entry.attempt, "question": codec.to_json(question), "judges": identity}
+    evidence = codec.to_json(entry)
     return Finding(
-        name, MAKER, one.headline, one.node or one.attempt, 0, one.commands.show, share, "share of answers", evidence, made
+        name,
+        MAKER,
+        entry.headline,
+        entry.node or entry.attempt,
+        0,
+        entry.commands.show,
+        share,
+        "share of answers",
+        evidence,
+        made,
     )

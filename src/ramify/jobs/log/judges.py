@@ -71,7 +71,7 @@ def _cut(text: str) -> str:
 
 
 @dataclass
-class Named:
+class NamedStep:
     """What a judge named in one log."""
 
     step: int | None = None
@@ -92,7 +92,7 @@ Ask = Callable[[str, Item], Awaitable[Judgement]]
 """(what is asked, the item) -> the judgement; the first is part of the key under which it is kept."""
 
 
-async def named_by(way: Way, log: JudgedLog, ask: Ask) -> Named:
+async def named_by(way: Way, log: JudgedLog, ask: Ask) -> NamedStep:
     """What a judge names in a log, ``ask`` being the judge with the question of this way (:func:`judge_of`)."""
     return await {"whole": _whole, "steps": _one_by_one, "halving": _halved}[way](log, ask)
 
@@ -105,58 +105,58 @@ def judge_of(spec: str, way: Way, opener: Callable[[str], Any]) -> Judge:
     return find_judge(spec, question=QUESTIONS[way], opener=opener)
 
 
-async def _asked(found: Named, ask: Ask, what: str, log: JudgedLog, text: str, **data: Any) -> Judgement | None:
+async def _asked(answer: NamedStep, ask: Ask, what: str, log: JudgedLog, text: str, **data: Any) -> Judgement | None:
     """One judgement; None, with the reason noted, where it could not be had or read."""
     known = {"problem": log.problem, "log": text, **data}
     judgement = await ask(what, Item(text, f"{log.leaf[:12]} {what}", log.problem, known))
-    found.asked += 1
+    answer.asked += 1
     evidence = judgement.evidence if isinstance(judgement.evidence, dict) else {}
     if judgement.failure:
-        found.failure = found.failure or judgement.failure
+        answer.failure = answer.failure or judgement.failure
         return None
     if judgement.value is None:
-        found.unread += 1
-        found.said.append(str(evidence.get("unread", ""))[:200])
+        answer.unread += 1
+        answer.said.append(str(evidence.get("unread", ""))[:200])
         return None
-    found.reason, found.agent = str(evidence.get("reason", "")), str(evidence.get("agent", ""))
+    answer.reason, answer.agent = str(evidence.get("reason", "")), str(evidence.get("agent", ""))
     return judgement
 
 
-async def _whole(log: JudgedLog, ask: Ask) -> Named:
-    found, last = Named(), len(log.steps) - 1
-    judgement = await _asked(found, ask, "whole", log, log.shown(0, last), steps=log.at)
+async def _whole(log: JudgedLog, ask: Ask) -> NamedStep:
+    answer, last = NamedStep(), len(log.steps) - 1
+    judgement = await _asked(answer, ask, "whole", log, log.shown(0, last), steps=log.at)
     if judgement is not None:
         if judgement.value in log.at:
-            found.step = log.at.index(int(judgement.value or 0))
+            answer.step = log.at.index(int(judgement.value or 0))
         else:
-            found.unread += 1
-            found.said.append(f"step {judgement.value:g}, which no agent took")
-    return found
+            answer.unread += 1
+            answer.said.append(f"step {judgement.value:g}, which no agent took")
+    return answer
 
 
-async def _one_by_one(log: JudgedLog, ask: Ask) -> Named:
-    found = Named()
+async def _one_by_one(log: JudgedLog, ask: Ask) -> NamedStep:
+    answer = NamedStep()
     for step in range(len(log.steps)):
         upto = "\n".join(log.lines[: log.at[step] + 1])
-        judgement = await _asked(found, ask, f"step {step}", log, upto, step=log.at[step], agent=log.agent(step))
-        if found.failure or (judgement is not None and judgement.value):
-            found.step = None if found.failure else step
-            return found
-    found.reason = found.agent = ""
-    return found
+        judgement = await _asked(answer, ask, f"step {step}", log, upto, step=log.at[step], agent=log.agent(step))
+        if answer.failure or (judgement is not None and judgement.value):
+            answer.step = None if answer.failure else step
+            return answer
+    answer.reason = answer.agent = ""
+    return answer
 
 
-async def _halved(log: JudgedLog, ask: Ask) -> Named:
-    found, first, last = Named(), 0, len(log.steps) - 1
+async def _halved(log: JudgedLog, ask: Ask) -> NamedStep:
+    answer, first, last = NamedStep(), 0, len(log.steps) - 1
     while first < last:
         middle = (first + last) // 2
         about = {"first": log.at[first], "middle": log.at[middle], "next": log.at[middle + 1], "last": log.at[last]}
-        judgement = await _asked(found, ask, f"{first} to {last}", log, log.shown(first, last), **about)
+        judgement = await _asked(answer, ask, f"{first} to {last}", log, log.shown(first, last), **about)
         if judgement is None:
-            return found
+            return answer
         first, last = (first, middle) if judgement.value else (middle + 1, last)
-    found.step = first if log.steps else None
-    return found
+    answer.step = first if log.steps else None
+    return answer
 
 
 # -- the questions, and how their answers are read
@@ -176,8 +176,8 @@ _REASON = re.compile(r"reason(?: for mistake)?\W*:\s*(.+)", re.IGNORECASE | re.D
 
 
 def _reason(reply: str) -> str:
-    found = _REASON.search(reply)
-    return "" if found is None else " ".join(found[1].split())[:400]
+    answer = _REASON.search(reply)
+    return "" if answer is None else " ".join(answer[1].split())[:400]
 
 
 def read_step(reply: str, items: Sequence[Item]) -> Judgement:
@@ -191,15 +191,15 @@ def read_step(reply: str, items: Sequence[Item]) -> Judgement:
 
 def read_yes(reply: str, items: Sequence[Item]) -> Judgement:
     """Yes or No as the first word, after ``1.`` where that is written; anything else cannot be read."""
-    found = re.match(r"\W*(?:1\W+)?(yes|no)\b", reply, re.IGNORECASE)
-    if found is None:
+    answer = re.match(r"\W*(?:1\W+)?(yes|no)\b", reply, re.IGNORECASE)
+    if answer is None:
         return _unread(reply)
-    return Judgement(found[1].lower() == "yes", evidence={"reason": _reason(reply)})
+    return Judgement(answer[1].lower() == "yes", evidence={"reason": _reason(reply)})
 
 
 def read_half(reply: str, items: Sequence[Item]) -> Judgement:
     """``upper half`` or ``lower half``, only one of the two; anything else cannot be read."""
-    halves = {found.lower() for found in re.findall(r"\b(upper|lower) half\b", reply, re.IGNORECASE)}
+    halves = {answer.lower() for answer in re.findall(r"\b(upper|lower) half\b", reply, re.IGNORECASE)}
     return Judgement(halves == {"upper"}) if len(halves) == 1 else _unread(reply)
 
 

@@ -53,20 +53,20 @@ class Successes:
 
 def successes(run: Run, deciding: Decider) -> Successes:
     """The successful attempts of a run, at most :data:`MOST`."""
-    views = (view for info in sorted(run.trees(), key=lambda one: one.name) for view in attempts_in(run, info, deciding))
+    views = (view for info in sorted(run.trees(), key=lambda entry: entry.name) for view in attempts_in(run, info, deciding))
     won = (view for view in views if view.success and view.broken_off is None and not view.fork)
     return Successes(tuple((view.leaf, rank(violations(run, view))) for view in islice(won, MOST)))
 
 
 def rank(broken: Iterable[Violation]) -> int:
     """The rank of the rarest rule; the number of rules where none is broken."""
-    return min((_RANKS[one.rule] for one in broken), default=_NONE)
+    return min((_RANKS[entry.rule] for entry in broken), default=_NONE)
 
 
 def broken_rules(broken: Sequence[Violation], among: Successes, level: float, leaf: str) -> tuple[BrokenRule, ...]:
     """Each violation with how rare it is, the rarest rule first, then by step."""
     rows = []
-    for one in sorted(broken, key=lambda one: (_RANKS[one.rule], one.step)):
-        k, n, own = among.rarity(one.rule, level, leaf)
-        rows.append(BrokenRule(one.rule, one.step, one.node, one.action, one.shown, one.why, k, n, own))
+    for entry in sorted(broken, key=lambda entry: (_RANKS[entry.rule], entry.step)):
+        k, n, of_run = among.rarity(entry.rule, level, leaf)
+        rows.append(BrokenRule(entry.rule, entry.step, entry.node, entry.action, entry.shown, entry.why, k, n, of_run))
     return tuple(rows)

@@ -107,7 +107,7 @@ def logged_steps(messages: Sequence[TokenMessage]) -> list[LoggedStep]:
     at = [i for i, message in enumerate(messages) if message.role == "assistant"]
     for number, (i, end) in enumerate(zip(at, [*at[1:], len(messages)], strict=True), 1):
         after, reply = messages[i + 1 : end], messages[i]
-        results = by_call(after, reply.message.data, lambda one: one.data)
+        results = by_call(after, reply.message.data, lambda entry: entry.data)
         if not results and end < len(messages) and messages[end].data.get("name") != reply.data.get("name"):
             results = [messages[end]]  # another agent answers
         steps.append(LoggedStep(number, reply, tuple(results), tuple(reply.message.calls)))
@@ -126,12 +126,12 @@ def violations(run: Run, view: View) -> list[Violation]:
         *_ignored(steps),
         *_repeated(steps),
     ]
-    told = {one.step for one in broken}
-    broken += [one for one in _failed_calls(steps) if one.step not in told]
+    told = {entry.step for entry in broken}
+    broken += [entry for entry in _failed_calls(steps) if entry.step not in told]
     first: dict[tuple[str, int], Violation] = {}
-    for one in broken:
-        first.setdefault((one.rule, one.step), one)
-    return sorted(first.values(), key=lambda one: (one.step, list(RULES).index(one.rule)))
+    for entry in broken:
+        first.setdefault((entry.rule, entry.step), entry)
+    return sorted(first.values(), key=lambda entry: (entry.step, list(RULES).index(entry.rule)))
 
 
 # -- what a result says
@@ -171,8 +171,8 @@ def failed(result: TokenMessage) -> str:
     value = _json(result.text)
     if isinstance(value, Mapping) and (value.get("error") or value.get("success") is False or value.get("status") == "error"):
         return short(" ".join(result.text.split()), WIDE)
-    found = _FAILED.search(result.text)
-    return "" if found is None else short(" ".join(result.text[found.start() :].split()), WIDE)
+    match = _FAILED.search(result.text)
+    return "" if match is None else short(" ".join(result.text[match.start() :].split()), WIDE)
 
 
 def _json(text: str) -> Any:
@@ -214,8 +214,8 @@ def _refused(steps: Sequence[LoggedStep], tools: Sequence[Mapping[str, Any]]) ->
                 name = answered.name if answered is not None else step.calls[0].name
                 wrong.setdefault(name, step.breaks("refused call", f"it was answered `{said}`", result))
         right = {call.name for call in step.calls} - wrong.keys() if not list(_errors(step)) else set()
-        refused = [*((name, one) for name, one in refused if name not in right), *wrong.items()]
-    yield from (one for _, one in refused)
+        refused = [*((name, entry) for name, entry in refused if name not in right), *wrong.items()]
+    yield from (entry for _, entry in refused)
 
 
 def _failed_calls(steps: Sequence[LoggedStep]) -> Iterator[Violation]:
@@ -246,7 +246,7 @@ def _ignored(steps: Sequence[LoggedStep]) -> Iterator[Violation]:
     for at, step in enumerate(steps[:-1]):
         rest = steps[at + 1 :]
         for result, said, call in _errors(step):
-            again = call is not None and any(other.name == call.name for one in rest for other in one.calls)
+            again = call is not None and any(other.name == call.name for entry in rest for other in entry.calls)
             if not again and not _MENTIONS.search(rest[0].text):
                 yield step.breaks("ignored error", f"the result says `{said}`, and the next reply does not take it up", result)
 
@@ -276,7 +276,7 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
 
 
 def _numbers(text: str) -> set[str]:
-    return {_plain(found) for found in _NUMBER.findall(text)}
+    return {_plain(match) for match in _NUMBER.findall(text)}
 
 
 def _plain(number: str) -> str:
@@ -288,11 +288,11 @@ def _plain(number: str) -> str:
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """(name of the field in words, number) of each number in JSON."""
     if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _leaves(one, str(key).replace("_", " ").lower())
+        for key, entry in value.items():
+            yield from _leaves(entry, str(key).replace("_", " ").lower())
     elif isinstance(value, list):
-        for one in value:
-            yield from _leaves(one, name)
+        for entry in value:
+            yield from _leaves(entry, name)
     elif isinstance(value, int | float) and not isinstance(value, bool) and len(name) > 2:
         yield name, _plain(str(value))
 
@@ -300,10 +300,10 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 def _stated(text: str, fields: Mapping[str, set[str]]) -> Iterator[tuple[str, str]]:
     """(field, number) where a text says what a field is: ``total price: $90``, ``the balance is now 12``."""
     for name in fields:
-        for found in re.finditer(
+        for match in re.finditer(
             rf"\b{re.escape(name)}\W{{0,4}}(?:\s*(?:is|was|of|now|=|:)\W{{0,4}}){{1,2}}({_NUMBER.pattern})", text, re.IGNORECASE
         ):
-            yield name, _plain(found[1])
+            yield name, _plain(match[1])
 
 
 _PLAN = re.compile(r"\b(?:plan|steps?)\b[^\n]{0,60}:?\W*\n((?:\s*\d+[.)][^\n]*\n?(?:\s*[-*][^\n]*\n?)*){2,})", re.IGNORECASE)
@@ -317,13 +317,13 @@ def _skipped(steps: Sequence[LoggedStep], tools: Sequence[Mapping[str, Any]]) ->
     names = {name for name in names if len(name) > 3}
     plan = todo = None
     for step in steps:
-        plan = (step, found) if (found := _PLAN.search(step.text)) else plan
+        plan = (step, match) if (match := _PLAN.search(step.text)) else plan
         todo = next(((step, items) for call in step.calls if (items := _todos(call.arguments))), todo)
     if plan is not None and names:
-        step, found = plan
-        later = [one for one in steps if one.step > step.step]
-        done = {call.name for one in (step, *later) for call in one.calls} | {one.speaker for one in later}
-        for item in _ITEM.findall(found[1]):
+        step, match = plan
+        later = [entry for entry in steps if entry.step > step.step]
+        done = {call.name for entry in (step, *later) for call in entry.calls} | {entry.speaker for entry in later}
+        for item in _ITEM.findall(match[1]):
             wanted = {name for name in names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", item)}
             if wanted and not wanted & done and later:
                 yield step.breaks("skipped plan step", f"it plans `{short(item, WIDE)}`, and that never comes")

@@ -38,7 +38,7 @@ def recorded(case: AskedAttempt, level: float, broken: tuple[BrokenRule, ...] = 
         broken=broken,
     )
     stood = [t for t, step in enumerate(whole.steps, 1) if step.stands_out]
-    named = next((one for one in broken if one.p <= level), None) if not whole.success else None
+    named = next((rule for rule in broken if rule.p <= level), None) if not whole.success else None
     if not stood and named is not None:
         headline = sentences.by_rule(named, NOTE)
         return replace(whole, verdict="step", named_by="rule", node=named.node, action=named.action, headline=headline)

@@ -117,7 +117,7 @@ class BrokenRule:
     k: int
     """Of ``n`` successful attempts: those that break this rule or a rarer one."""
     n: int
-    own: bool
+    of_run: bool
     """Those of the run; else public ones (:data:`ramify.jobs.log.rarity.PUBLIC_LOGS`)."""
 
     @property

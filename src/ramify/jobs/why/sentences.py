@@ -58,18 +58,18 @@ def nothing(whole: Why) -> str:
     return f"{head}: success was {low} at the start and {whole.after} at the end, and no step lost more than chance."
 
 
-def by_rule(one: BrokenRule, note: str) -> str:
+def by_rule(rule: BrokenRule, note: str) -> str:
     """The step that a rule names."""
-    whose = "of this run" if one.own else "public"
+    whose = "of this run" if rule.of_run else "public"
     return (
-        f"Suspect `{short(_named(one.action), 60)}` ({one.rule}): {one.why}. Of {one.n} successful logs ({whose}) {one.k} "
-        f"{'breaks' if one.k == 1 else 'break'} this rule or a rarer one. {note}."
+        f"Suspect `{short(_named(rule.action), 60)}` ({rule.rule}): {rule.why}. Of {rule.n} successful logs ({whose}) {rule.k} "
+        f"{'breaks' if rule.k == 1 else 'break'} this rule or a rarer rule. {note}."
     )
 
 
-def hint(one: BrokenRule) -> str:
+def hint(rule: BrokenRule) -> str:
     """A step that breaks a rule which too many successful logs break, too."""
-    return f" Step {one.step} has a {one.rule}, as {one.k} of {one.n} successful logs have: a hint, and no finding."
+    return f" Step {rule.step} has a {rule.rule}, as {rule.k} of {rule.n} successful logs have: a hint, and no finding."
 
 
 def compared(comparable: int, note: str) -> str:

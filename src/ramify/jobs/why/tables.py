@@ -74,13 +74,15 @@ def alternatives(found: Sequence[Alternative]) -> Section:
     return Section.of("what others did there", table(("action", "attempts", "success", "95 % interval"), rows))
 
 
-def broken(found: Sequence[BrokenRule]) -> Section:
+def broken(rules: Sequence[BrokenRule]) -> Section:
     """Steps that break a rule, and how many successful logs have such a step."""
-    rows = [(str(one.step), cut(one.action), one.rule, one.why, f"{one.k} of {one.n}", one.node[:12]) for one in found[:ROWS]]
-    kinds = {one.own for one in found}
+    rows = [
+        (str(rule.step), cut(rule.action), rule.rule, rule.why, f"{rule.k} of {rule.n}", rule.node[:12]) for rule in rules[:ROWS]
+    ]
+    kinds = {rule.of_run for rule in rules}
     whose = "of this run" if True in kinds else "of tau-bench and an AgentDojo, since this run has too few"
-    says = f"Successful logs ({whose}) that break the same rule or a rarer one; rules read the log, and prove no cause."
-    left = f" ({len(found) - ROWS} more are left out)" if len(found) > ROWS else ""
+    says = f"Successful logs ({whose}) that break the same rule or a rarer rule; rules read the log, and prove no cause."
+    left = f" ({len(rules) - ROWS} more are left out)" if len(rules) > ROWS else ""
     head = ("step", "action", "rule", "what breaks it", "successful logs", "node")
     return Section.of(f"steps that break a rule{left}", table(head, rows), says) if rows else Section.of("")
 
