@@ -93,7 +93,7 @@ CASES = (
         "is a false finding.",
         broken_whatever,
         0.05,
-        full=60,
+        full=100,
         quick=10,
     ),
     KnownCase(
@@ -102,7 +102,7 @@ CASES = (
         "Every failed attempt has an error that is ignored, no successful one has; its step must be named.",
         error_loses,
         0.9,
-        full=40,
+        full=60,
         quick=5,
     ),
     KnownCase(

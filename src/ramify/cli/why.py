@@ -30,6 +30,28 @@ app = Verbs("why")
 MOST_SAMPLES = 300
 """Samples of a step with parts of its context left out, unless another number is asked for."""
 
+Judges = Annotated[
+    list[str] | None,
+    option(
+        "--judge",
+        metavar="MODEL",
+        help="Ask a model, or any judge, which step of a log lost it: an opinion, no counterfactual; repeatable.",
+    ),
+]
+Ways = Annotated[
+    list[Way] | None,
+    option("--way", help="With --judge, how it is asked: whole (the default), steps (one after another) or halving; repeatable."),
+]
+AlsoSuccesses = Annotated[
+    int,
+    option(
+        "--successes",
+        help="With --judge, ask about so many successful attempts too: a step is more than an opinion where at most --level of "
+        "them would have one (from 19 on at 0.05).",
+        min=0,
+    ),
+]
+
 
 def plan(
     run: str, where: str, samples: int | None, n: int, first: int, share: bool, do: list[str] | None, every: bool,
@@ -118,25 +140,9 @@ def why(
     outcome: Annotated[
         bool, option(help="With --context and --tokens: play on and count success, instead of the decision alone.")
     ] = False,
-    judge: Annotated[
-        list[str] | None,
-        option(
-            metavar="MODEL",
-            help="Ask a model, or any judge, which step of a log lost it: an opinion, no counterfactual; repeatable.",
-        ),
-    ] = None,
-    way: Annotated[
-        list[Way] | None,
-        option(help="With --judge, how it is asked: whole (the default), steps (one after another) or halving; repeatable."),
-    ] = None,
-    successes: Annotated[
-        int,
-        option(
-            help="With --judge, ask about so many successful attempts too: a step is more than an opinion where at most --level "
-            "of them would have one (from 19 on at 0.05).",
-            min=0,
-        ),
-    ] = 0,
+    judge: Judges = None,
+    way: Ways = None,
+    successes: AlsoSuccesses = 0,
     model: ForkModel = None,
     env: ForkEnv = None,
     effect: Effects = None,
@@ -161,15 +167,20 @@ def why(
         only_for("--judge", do=do, share=share, context=context, tokens=tokens, target=target, outcome=outcome, samples=samples)
         only_for("--judge", model=model, env=env, effect=effect, **_unusual(question))
         return _judged(run, where, every, JudgeQuestion(tuple(judge), _ways(way), successes, level, scorer), bar)
-    if way or successes:
-        raise UserError("--way and --successes say how --judge MODEL is asked, so they go with it")
+    _check_rest(way or successes, not (context or tokens) and (target or outcome))
     who = WhoPlays(model, env, trust, read_effects(effect or []))
     if context or tokens:
         _check_one_step(context and tokens, question, changes, every)
         return _step(run, where, context, ContextQuestion(target, outcome, _most(samples), level), who, bar)
-    if target or outcome:
-        raise UserError("--target and --outcome say what is counted with --context or --tokens")
     return _steps(run, where, every, question, who, changes, bar)
+
+
+def _check_rest(asking: object, counting: object) -> None:
+    """Raises UserError where options are given without what they are about."""
+    if asking:
+        raise UserError("--way and --successes say how --judge MODEL is asked, so they go with it")
+    if counting:
+        raise UserError("--target and --outcome say what is counted with --context or --tokens")
 
 
 def _steps(

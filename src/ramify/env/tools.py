@@ -53,7 +53,7 @@ def describe(tools: Tools, words: str = "") -> str:
 def described(text: str) -> Tools:
     """The tools that :func:`describe` wrote into a system message; none where it wrote none."""
     _, _, listed = text.rpartition("\nTools:\n")
-    found = []
+    tools = []
     for line in listed.splitlines():
         try:
             tool = json.loads(line)
@@ -61,8 +61,8 @@ def described(text: str) -> Tools:
             break
         if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
             break
-        found.append({"type": "function", "function": tool})
-    return found
+        tools.append({"type": "function", "function": tool})
+    return tools
 
 
 def cut(text: str, most: int = MOST) -> str:
