@@ -1,6 +1,6 @@
 """Errors of our own in attempts at AgentDojo and TextWorld, and what names them in the log alone.
 
-    python -m ramify_experiments.why.injected [--games 12] [--out repro/why-injected.json]
+    python -m ramify_experiments.why.injected [--games 12] [--out repro/injected_errors.json]
 
 An agent follows the environment's own solution, and slips now and then. In one attempt of a task one step is replaced: a call to
 a tool that there is not, a call without a required argument, another value, a call left out, a call made twice, or a call for

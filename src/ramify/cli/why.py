@@ -30,6 +30,16 @@ app = Verbs("why")
 MOST_SAMPLES = 300
 """Samples of a step with parts of its context left out, unless another number is asked for."""
 
+Target = Annotated[
+    str | None,
+    option(
+        "--target",
+        metavar="TARGET",
+        help="With --context and --tokens, what counts as taking the step again: same, calls:TOOL, says:REGEX or a judge. "
+        "Default: its tool is called, or the same is said.",
+    ),
+]
+Outcome = Annotated[bool, option(help="With --context and --tokens: play on and count success, instead of the decision alone.")]
 Judges = Annotated[
     list[str] | None,
     option(
@@ -129,17 +139,8 @@ def why(
             help="At which tokens of the step's reply (a NODE; default: the step that was named) another one leads elsewhere."
         ),
     ] = False,
-    target: Annotated[
-        str | None,
-        option(
-            metavar="TARGET",
-            help="With --context and --tokens, what counts as taking the step again: same, calls:TOOL, says:REGEX or a judge. "
-            "Default: its tool is called, or the same is said.",
-        ),
-    ] = None,
-    outcome: Annotated[
-        bool, option(help="With --context and --tokens: play on and count success, instead of the decision alone.")
-    ] = False,
+    target: Target = None,
+    outcome: Outcome = False,
     judge: Judges = None,
     way: Ways = None,
     successes: AlsoSuccesses = 0,
