@@ -167,9 +167,15 @@ def _fields(items: Sequence[Item]) -> dict[str, Any]:
 
 
 def _unread(reply: str) -> Judgement:
-    return Judgement(None, evidence={"unread": " ".join(reply.split())[:200]})
+    return Judgement(None, evidence={"unread": _line(reply)[:200]})
 
 
+def _line(text: str) -> str:
+    """A text in one line, without the mark that ends a turn."""
+    return " ".join(_END.sub("", text).split())
+
+
+_END = re.compile(r"<\|\w+\|>\s*$")
 _AGENT = re.compile(r"^\W*agent(?: name)?\W*:\W*(.+?)\W*$", re.IGNORECASE | re.MULTILINE)
 _STEP = re.compile(r"^\W*step(?: number)?\W*:\W*(?:step\s*)?(\d+)\b", re.IGNORECASE | re.MULTILINE)
 _REASON = re.compile(r"reason(?: for mistake)?\W*:\s*(.+)", re.IGNORECASE | re.DOTALL)
@@ -177,7 +183,7 @@ _REASON = re.compile(r"reason(?: for mistake)?\W*:\s*(.+)", re.IGNORECASE | re.D
 
 def _reason(reply: str) -> str:
     answer = _REASON.search(reply)
-    return "" if answer is None else " ".join(answer[1].split())[:400]
+    return "" if answer is None else _line(answer[1])[:400]
 
 
 def read_step(reply: str, items: Sequence[Item]) -> Judgement:
