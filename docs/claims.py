@@ -718,7 +718,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "why": (
         Claim(
             "Who&When: the best of three ways of asking a model names the failing step in 14.2 % of the logs",
-            real_says="Not tried with a model that could: `why --judge` asks in the three ways, and SmolLM2-135M repeats the prompt's own words",
+            real_says="Not tried with a model that could: `why --judge` asks in the three ways, and SmolLM2-135M repeats the "
+            "prompt's own words",
         ),
     ),
 }
