@@ -140,6 +140,11 @@ def plans(messages: list[dict[str, Any]]) -> str:
     return json.dumps({"subtasks": ["Answer.", "Check."], "workers": [0, 1], "access": [[], "all"]})
 
 
+def blames(text: str, data: dict[str, Any]) -> bool:
+    """A judge of logs that calls the second step wrong."""
+    return data.get("step", 3) == 3
+
+
 def save_checkpoint(folder: Path, seed: int) -> None:
     """A random model of words, as transformers saves it, with marks of thinking and an end."""
     import torch

@@ -51,6 +51,7 @@ VERBS: tuple[Verb, ...] = (
         passes=("test_go.py", "test_go.json", "out.xml"),
     ),
     Verb("why run --share --n 8 --describe 0 --json", after="rollout-hall", name="why-share"),
+    Verb("why run --judge {parts}:blames --way steps --way halving --json", after="rollout", name="why-judge"),
     Verb("why run {node} --context --samples 12 --json", after="rollout-tokens", name="why-context"),
     Verb("why run {node} --tokens --samples 24 --json", after="rollout-tokens", name="why-tokens"),
     Verb(

@@ -11,7 +11,7 @@ import ramify
 from ramify import Observation
 from ramify.trace.db import Run
 from ramify_experiments.cases import KnownCase, Repetition
-from ramify_experiments.why import tokens
+from ramify_experiments.why import log_nulls, tokens
 from ramify_experiments.why.context import FAMILIES, ContextFamily, conversation
 
 NAMES = {family.name: family for family in FAMILIES}
@@ -166,4 +166,5 @@ CASES = (
         full=200,
         quick=20,
     ),
+    *log_nulls.CASES,
 )

@@ -50,6 +50,21 @@ def describe(tools: Tools, words: str = "") -> str:
     return f"{words}\n\n{how}" if words else how
 
 
+def described(text: str) -> Tools:
+    """The tools that :func:`describe` wrote into a system message; none where it wrote none."""
+    _, _, listed = text.rpartition("\nTools:\n")
+    tools = []
+    for line in listed.splitlines():
+        try:
+            tool = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+            break
+        tools.append({"type": "function", "function": tool})
+    return tools
+
+
 def cut(text: str, most: int = MOST) -> str:
     """``text``, or its first ``most`` characters and how many more there were."""
     return text if len(text) <= most else f"{text[:most]}\n... ({len(text) - most:,} characters more)"

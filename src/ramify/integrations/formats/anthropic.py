@@ -33,7 +33,6 @@ from ramify.integrations.trainers.rows import (
     count_compacted,
     count_media,
     settings_of,
-    tools_of,
     write_table,
 )
 from ramify.trace.aliases import KNOWN, Fields
@@ -44,6 +43,7 @@ from ramify.trace.formats import Reader, Writer
 from ramify.trace.lines import field, read_conversations
 from ramify.trace.message import FIELDS, Message, as_text, content_of, plain, refuse_unknown
 from ramify.trace.notes import unread
+from ramify.trace.offered import tools_of
 
 _STOPS = {"max_tokens": "length", "model_context_window_exceeded": "length"}
 _BLOCK_FIELDS = frozenset(

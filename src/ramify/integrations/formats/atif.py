@@ -29,7 +29,7 @@ from ramify.base.secrets import redact
 from ramify.integrations.formats.exchanges import Media, list_of, object_of, split_media, text_of, tool_call
 from ramify.integrations.formats.sessions import SessionPath, grow_tree, link_subagent, task_name
 from ramify.integrations.trainers.reading import SINGLE
-from ramify.integrations.trainers.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
+from ramify.integrations.trainers.rows import Selection, attempts, count_media, settings_of, write_table
 from ramify.trace.aliases import KNOWN
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
@@ -39,6 +39,7 @@ from ramify.trace.lines import field as field_of
 from ramify.trace.message import Message, plain
 from ramify.trace.node import Annotation, Provenance
 from ramify.trace.notes import lost, unread
+from ramify.trace.offered import tools_of
 from ramify.trace.view import TokenMessage, View
 
 MAKER = "atif"

@@ -20,7 +20,7 @@ from ramify.base.registry import register
 from ramify.integrations.formats.exchanges import text_of
 from ramify.integrations.formats.protocols import CHAT, protocol_of, read_wire
 from ramify.integrations.formats.spans import CallTrees, task_name
-from ramify.integrations.trainers.rows import count_media, settings_of, tools_of, write_table
+from ramify.integrations.trainers.rows import count_media, settings_of, write_table
 from ramify.trace.aliases import KNOWN, NOTHING, message_of
 from ramify.trace.chats import provenance_of
 from ramify.trace.db import Run
@@ -30,6 +30,7 @@ from ramify.trace.lines import field, first_record, read_lines
 from ramify.trace.message import Message, plain
 from ramify.trace.node import Node
 from ramify.trace.notes import noting, skipping, unread
+from ramify.trace.offered import tools_of
 from ramify.trace.view import View, views
 
 _BESIDE = 200

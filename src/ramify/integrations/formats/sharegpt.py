@@ -18,7 +18,6 @@ from ramify.integrations.trainers.rows import (
     count_compacted,
     count_media,
     settings_of,
-    tools_of,
     write_table,
 )
 from ramify.trace.aliases import KNOWN, Fields
@@ -30,6 +29,7 @@ from ramify.trace.lines import field as field_of
 from ramify.trace.lines import read_conversations
 from ramify.trace.message import FIELDS, Message, parse_tool_calls, plain
 from ramify.trace.notes import unread
+from ramify.trace.offered import tools_of
 
 ROLES = {
     **dict.fromkeys(("human", "user"), "user"),

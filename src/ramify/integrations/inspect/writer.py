@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import whole_file
 from ramify.base.ids import stable_hash
-from ramify.integrations.trainers.rows import tools_of
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.message import number, plain
 from ramify.trace.node import Node, Score, TreeInfo
 from ramify.trace.notes import lost
+from ramify.trace.offered import tools_of
 from ramify.trace.path import Path as TracePath
 from ramify.trace.view import View, messages_of
 

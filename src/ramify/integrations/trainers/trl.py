@@ -24,7 +24,6 @@ from ramify.integrations.trainers.rows import (
     credited_rows,
     settings_of,
     spoken_by,
-    tools_of,
     write_table,
 )
 from ramify.trace.aliases import IMPORTED, KNOWN, RECORD, Fields
@@ -34,6 +33,7 @@ from ramify.trace.jsonl import new_run
 from ramify.trace.lines import field, parquet_columns
 from ramify.trace.message import refuse_unknown
 from ramify.trace.notes import noting
+from ramify.trace.offered import tools_of
 
 PREFERENCE = "preference"
 """Scorer name for a preference row: 1 for the chosen completion, 0 for the rejected one."""

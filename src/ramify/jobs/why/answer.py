@@ -11,7 +11,7 @@ from ramify.base.errors import EXIT_BUDGET, EXIT_DONE
 from ramify.base.words import plural
 from ramify.jobs.why import tables
 from ramify.jobs.why.parting import FirstParting, WholeDifference
-from ramify.jobs.why.records import LEAST, Alternative, Chance, Helped, LostByTool, Share, StepChance, ToolMove
+from ramify.jobs.why.records import LEAST, Alternative, BrokenRule, Chance, Helped, LostByTool, Share, StepChance, ToolMove
 from ramify.render.result import Result, Section
 from ramify.rollout.commands import NOBODY, WHO, Commands
 
@@ -57,6 +57,10 @@ class Why(Result):
     """Those of the run, with who played."""
     do: tuple[Helped, ...] | None = None
     """What would have helped; None where no change was asked for."""
+    named_by: Literal["", "forks", "attempts", "rule"] = ""
+    """What names the step: forks, a comparison of the attempts that are there, or a rule that the step breaks."""
+    broken: tuple[BrokenRule, ...] = ()
+    """Of a log alone: steps that break a rule, the rarest first."""
     moves: tuple[ToolMove, ...] = ()
     """Where the attempts of all tasks part, in a run of several that was asked about as a whole."""
 
@@ -66,6 +70,7 @@ class Why(Result):
         return replace(
             self,
             verdict="step",
+            named_by="forks" if self.counterfactual else "attempts",
             node=step.node,
             action=step.action,
             conversation=step.conversation if talks else None,
@@ -76,8 +81,8 @@ class Why(Result):
 
     @property
     def change(self) -> float | None:
-        """Success after the step minus success before it; None without a step."""
-        return None if self.verdict == "none" else (self.after.p or 0.0) - (self.before.p or 0.0)
+        """Success after the step minus success before it; None without a step, and of one that a rule names."""
+        return None if self.verdict == "none" or self.named_by == "rule" else (self.after.p or 0.0) - (self.before.p or 0.0)
 
     @property
     def several(self) -> bool:
@@ -104,6 +109,7 @@ class Why(Result):
         yield Section.of("", self.headline, *steps, self._counted())
         if self.share is not None:
             yield tables.shares(self.share)
+        yield tables.broken(self.broken)
         yield tables.alternatives(self.alternatives)
         if self.do is not None:
             yield tables.changes(self.do) if self.do else Section.of("what would have helped", NOTHING_TO_CHANGE)
@@ -122,6 +128,8 @@ class Why(Result):
         able, attempt = self.commands, self.attempt[:12]
         if not self.counterfactual and not self.free:
             yield f"It is the only judged attempt at its task. Of a log, add others: `ramify import FILE --run {able.name}`"
+        if not self.counterfactual:
+            yield f"Ask models, which give an opinion: `{able.why(attempt, ' --judge MODEL')}`"
         if not able.plays:
             objects = "; in Python give ramify.why and ramify.fork_run the same model= and env= again"
             yield f"`ramify why` samples its steps: {WHO}" + objects * self.counterfactual

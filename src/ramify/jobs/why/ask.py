@@ -11,6 +11,8 @@ from ramify.base.waiting import wait_for
 from ramify.env.protocol import AnyEnvironment
 from ramify.jobs.components import cautions
 from ramify.jobs.judged import judge
+from ramify.jobs.log.rarity import Successes, broken_rules, successes
+from ramify.jobs.log.rules import violations
 from ramify.jobs.why import sentences
 from ramify.jobs.why.answer import Why
 from ramify.jobs.why.attempts import choose, first_reply, read_case
@@ -79,8 +81,10 @@ def explained(
     who: WhoPlays,
     on_attempt: Callable[[Attempt], object],
     on_note: Callable[[str], object],
+    among: Successes | None = None,
 ) -> Why:
-    """The answer about one attempt of a run that is open for writing, stored in it; see :func:`why`."""
+    """The answer about one attempt of a run that is open for writing, stored in it; see :func:`why`. ``among``: the run's
+    successful attempts, which are read where they are not given and nothing is run again."""
     again = plays_again(run, question, who)
     if question.share and not again:
         raise UserError(
@@ -89,7 +93,9 @@ def explained(
         )
     folder, able = str(run.folder), commands(run, who)
     if not again:
-        result = replace(recorded(read_case(run, view, deciding, None), question.level), run=folder, commands=able)
+        among = successes(run, deciding) if among is None else among
+        broken = broken_rules(violations(run, view), among, question.level, view.leaf)
+        result = replace(recorded(read_case(run, view, deciding, None), question.level, broken), run=folder, commands=able)
         keep(run, result, question.identity(None))
         return result
     episodes, _ = episodes_in(run, first_reply(view), who)

@@ -142,16 +142,22 @@ def walked(view: View, limited: bool = False) -> tuple[list[Step], list[Node], l
     is another state."""
     steps: list[Step] = []
     seen: list[Node] = []
+    texts: list[str] = []
+    last: Step | None = None
     for step in view.steps:
-        if not step.observed:
-            continue
-        at = step.observed[-1].nodes[-1]
-        if seen and seen[-1].id == at.id:
+        heard = last is not None and not step.shown and _speaker(step) != _speaker(last)
+        if heard and last is not None:  # of several agents in one log each has heard the one before
+            at, text = last.reply.nodes[-1], last.action
+        elif step.observed:
+            at, text = step.observed[-1].nodes[-1], step.observation
+        last = step
+        if not (heard or step.observed) or (seen and seen[-1].id == at.id):
             continue
         steps.append(step)
         seen.append(at)
+        texts.append(text)
     seen.append(view.end)
-    texts = [*(step.observation for step in steps), view.ending]
+    texts.append(view.ending)
     keys, past = [], ""
     for i, node in enumerate(seen):
         past = stable_hash("state", past, texts[i], steps[i - 1].action if i else "")
@@ -159,6 +165,10 @@ def walked(view: View, limited: bool = False) -> tuple[list[Step], list[Node], l
         key = f"key {node.state_key}{f' after {i}' * limited}{' ended' * (node.stop == 'terminated')}"
         keys.append(past if node.state_key is None else key)
     return steps, seen, keys
+
+
+def _speaker(step: Step) -> Any:
+    return step.reply.data.get("name")
 
 
 def _passage(view: View, provenance: str | None, plain: bool, limited: bool) -> Passage | None:
@@ -199,7 +209,7 @@ def read_case(run: Run, view: View, deciding: Decider, provenance: str | None) -
     cohort = list(_cohort(run, view.info, deciding))
     limited = any(one.ended.cut and _record(one).purpose in KNOWN for one in cohort)
     steps, seen, keys = walked(view, limited)
-    if not steps:
+    if not steps and provenance is not None:
         raise UserError(f"the attempt that ends at {view.leaf[:12]} has no step of the agent after an observation")
     task, _ = task_of(run, view.info.name)
     actions = tuple(step.action for step in steps)

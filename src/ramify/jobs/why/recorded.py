@@ -8,15 +8,18 @@ from ramify.jobs.why import sentences
 from ramify.jobs.why.alternatives import alternatives, words
 from ramify.jobs.why.answer import Why
 from ramify.jobs.why.attempts import AskedAttempt
-from ramify.jobs.why.records import Chance, StepChance
+from ramify.jobs.why.records import BrokenRule, Chance, StepChance
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import EvidenceRow, each_against
 
 NOTE = "Recorded attempts only: this is not a counterfactual"
 
 
-def recorded(case: AskedAttempt, level: float) -> Why:
-    """The step after which attempts from one state did worst (of a success: best), corrected over the steps."""
+def recorded(case: AskedAttempt, level: float, broken: tuple[BrokenRule, ...] = ()) -> Why:
+    """The step after which attempts from one state did worst (of a success: best), corrected over the steps.
+
+    Where none stands out, of a failure the step that breaks a rule which at most ``level`` of the successful logs break.
+    """
     took = {t: _parted(case, t) for t in range(1, case.trace.length + 1)}
     pairs = {str(t): ((rest.k, rest.n), (same.k, same.n)) for t, (same, rest) in took.items() if same.n and rest.n}
     rows = {int(row.intervention): row for row in each_against(pairs)} if pairs else {}
@@ -32,10 +35,16 @@ def recorded(case: AskedAttempt, level: float) -> Why:
         steps=tuple(_step(case, t, rows.get(t), level, sign) for t in took),
         free=len(case.others),
         counterfactual=False,
+        broken=broken,
     )
     stood = [t for t, step in enumerate(whole.steps, 1) if step.stands_out]
+    named = next((rule for rule in broken if rule.p <= level), None) if not whole.success else None
+    if not stood and named is not None:
+        headline = sentences.by_rule(named, NOTE)
+        return replace(whole, verdict="step", named_by="rule", node=named.node, action=named.action, headline=headline)
     if not stood:
-        return replace(whole, headline=sentences.compared(len(rows), NOTE))
+        hint = sentences.hint(broken[0]) if broken and not whole.success else ""
+        return replace(whole, headline=sentences.compared(len(rows), NOTE) + hint)
     t = max(stood, key=lambda t: (sign * rows[t].difference, -t))
     same, rest = took[t]
     others = alternatives(case, t, case.passing(t - 1, case.others))

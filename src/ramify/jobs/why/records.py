@@ -101,6 +101,32 @@ class StepChance:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokenRule:
+    """A step of a log that breaks a rule (:data:`ramify.jobs.log.rules.RULES`), and how many successful logs have such a step."""
+
+    rule: str
+    step: int
+    """The number of the reply in its attempt, from 1."""
+    node: str
+    """The reply."""
+    action: str
+    shown: str
+    """The node that shows it: a result, a plan, or the reply itself."""
+    why: str
+    """What is wrong, one clause with what was read."""
+    k: int
+    """Of ``n`` successful attempts: those that break this rule or a rarer one."""
+    n: int
+    of_run: bool
+    """Those of the run; else public ones (:data:`ramify.jobs.log.rarity.PUBLIC_LOGS`)."""
+
+    @property
+    def p(self) -> float:
+        """The chance that a successful attempt of their kind has such a step, at most."""
+        return (self.k + 1) / (self.n + 1)
+
+
+@dataclass(frozen=True, slots=True)
 class StepShare:
     """How much of the change from the start to the end is one step's."""
 

@@ -7,7 +7,7 @@ import json
 from ramify.base.words import plural
 from ramify.jobs.why.alternatives import words
 from ramify.jobs.why.answer import Why
-from ramify.jobs.why.records import OTHER, Share
+from ramify.jobs.why.records import OTHER, BrokenRule, Share
 from ramify.render.numbers import percent, points
 from ramify.trace.graph import short
 from ramify.trace.message import split_reply, unspoken
@@ -67,6 +67,20 @@ def nothing(whole: Why) -> str:
         return f"No step stands out: success was 0% from the start (0 of {low.n}), so there was nothing to lose."
     head = "No step stands out" + (" yet, and the budget is spent" if whole.spent else "")
     return f"{head}: success was {low} at the start and {whole.after} at the end, and no step lost more than chance."
+
+
+def by_rule(rule: BrokenRule, note: str) -> str:
+    """The step that a rule names."""
+    whose = "of this run" if rule.of_run else "public"
+    return (
+        f"Suspect `{short(_named(rule.action), 60)}` ({rule.rule}): {rule.why}. Of {rule.n} successful logs ({whose}) {rule.k} "
+        f"{'breaks' if rule.k == 1 else 'break'} this rule or a rarer rule. {note}."
+    )
+
+
+def hint(rule: BrokenRule) -> str:
+    """A step that breaks a rule which too many successful logs break, too."""
+    return f" Step {rule.step} has a {rule.rule}, as {rule.k} of {rule.n} successful logs have: a hint, and no finding."
 
 
 def compared(comparable: int, note: str) -> str:

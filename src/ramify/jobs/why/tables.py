@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ramify.base.words import plural
 from ramify.jobs.why.parting import FirstParting, WholeDifference
-from ramify.jobs.why.records import Alternative, Chance, Helped, LostByTool, Share, StepChance, StepShare, ToolMove
+from ramify.jobs.why.records import Alternative, BrokenRule, Chance, Helped, LostByTool, Share, StepChance, StepShare, ToolMove
 from ramify.render.numbers import p_value, percent, percent_interval, points, points_interval
 from ramify.render.result import Cell, Folded, Part, Section, table
 
@@ -72,6 +72,19 @@ def alternatives(found: Sequence[Alternative]) -> Section:
     """What others did in the state before the step."""
     rows = ((named(one.action), one.n, percent(one.p, 0), percent_interval(one.interval)) for one in found[:ROWS])
     return Section.of("what others did there", table(("action", "attempts", "success", "95 % interval"), rows))
+
+
+def broken(rules: Sequence[BrokenRule]) -> Section:
+    """Steps that break a rule, and how many successful logs have such a step."""
+    rows = [
+        (str(rule.step), cut(rule.action), rule.rule, rule.why, f"{rule.k} of {rule.n}", rule.node[:12]) for rule in rules[:ROWS]
+    ]
+    kinds = {rule.of_run for rule in rules}
+    whose = "of this run" if True in kinds else "of tau-bench and an AgentDojo, since this run has too few"
+    says = f"Successful logs ({whose}) that break the same rule or a rarer rule; rules read the log, and prove no cause."
+    left = f" ({len(rules) - ROWS} more are left out)" if len(rules) > ROWS else ""
+    head = ("step", "action", "rule", "what breaks it", "successful logs", "node")
+    return Section.of(f"steps that break a rule{left}", table(head, rows), says) if rows else Section.of("")
 
 
 def changes(found: Sequence[Helped]) -> Section:
