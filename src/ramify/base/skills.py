@@ -35,7 +35,7 @@ class Skill:
     def __post_init__(self) -> None:
         """Raises UserError on a name or a description that the specification does not allow."""
         if self.name != skill_name(self.name) or not self.description.strip():
-            raise UserError(f"'{self.name}' is no name of a skill, or it has no description")
+            raise UserError(f"'{self.name}' is not a skill's name, or it has no description")
 
     def text(self) -> str:
         """SKILL.md. Every value of its head is a quoted text."""
@@ -67,29 +67,29 @@ def split_skill(text: str) -> tuple[str, str]:
 
 def folder_hash(contents: Mapping[str, str | bytes]) -> str:
     """SHA-256 over the paths and bytes of a folder's files."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for name in sorted(contents):
         value = contents[name]
         raw = value.encode() if isinstance(value, str) else value
-        found.update(f"{name}\0{len(raw)}\0".encode())
-        found.update(raw)
-    return found.hexdigest()
+        sha.update(f"{name}\0{len(raw)}\0".encode())
+        sha.update(raw)
+    return sha.hexdigest()
 
 
 def folder_contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder by its path in it; of a link its target, as no file that is written here is one.
     Raises UserError where it cannot be read."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     try:
         for file in sorted(folder.rglob("*")):
             name = file.relative_to(folder).as_posix()
             if file.is_symlink():
-                found[f"{name} ->"] = str(file.readlink()).encode()
+                files[f"{name} ->"] = str(file.readlink()).encode()
             elif file.is_file():
-                found[name] = file.read_bytes()
+                files[name] = file.read_bytes()
     except OSError as error:
         raise refusal(f"cannot read {folder}", error) from None
-    return found
+    return files
 
 
 def _quoted(value: str) -> str:

@@ -169,5 +169,5 @@ def test_the_text_of_a_skill() -> None:
     assert len(json.loads(head.splitlines()[2].partition(": ")[2])) <= LONGEST_DESCRIPTION
     assert split_skill("no head") == ("", "no head")
     assert skill_name("Délete -- my Notes" + "x" * 99) == ("delete-my-notes" + "x" * 99)[:64]
-    with pytest.raises(UserError, match="no name of a skill"):
+    with pytest.raises(UserError, match="not a skill's name"):
         Skill("A_b", "x", "y")

@@ -707,14 +707,14 @@ class Memory:
         Raises UserError where there is none."""
         state = self.store.refresh()
         known = [*state.entries, *state.tools]
-        ids = [one for one in known if one == name] or [one for one in state.entries if name and one.startswith(name)]
+        ids = [part for part in known if part == name] or [part for part in state.entries if name and part.startswith(name)]
         if len(ids) != 1:
             what = "is the beginning of several ids" if ids else "is not an entry and no tool"
             raise UserError(f"'{name}' {what} ({nearest(name, known)})")
-        for one in ids:  # grows
-            made = [entry.id for entry in state.entries.values() if one in entry.supersedes]
-            made += [tool.name for tool in state.tools.values() if tool.plan == one or one in tool.deps]
-            ids += [other for other in made if other not in ids]
+        for part in ids:  # grows
+            heirs = [entry.id for entry in state.entries.values() if part in entry.supersedes]
+            heirs += [tool.name for tool in state.tools.values() if tool.plan == part or part in tool.deps]
+            ids += [other for other in heirs if other not in ids]
         self.store.erase(ids)
         return ids
 

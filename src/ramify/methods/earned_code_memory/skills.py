@@ -27,57 +27,57 @@ _MOST = 20
 
 def made_skills(memory: Memory, license: str = "") -> dict[str, Skill]:
     """The skills of a memory, by the id of the plan or the name of the tool. Two never have one name."""
-    state, found, names = memory.state, dict[str, Skill](), set[str]()
+    state, skills, names = memory.state, dict[str, Skill](), set[str]()
     tools = [tool for tool in state.tools.values() if tool.status == "active"]
     owned = {name for tool in tools for name in (*state.chain(tool.plan), *state.heads(tool.plan))}
     plans = [entry for entry in state.entries.values() if entry.status == "active" and entry.kind == "plan"]
     earned = [plan for plan in plans if plan.id not in owned and len(state.evidence(plan.id)) >= memory.config.k]
     every: list[ToolEntry | MemoryEntry] = [*tools, *earned]
-    for one in every:
-        known = one.name if isinstance(one, ToolEntry) else one.id
-        name = skill_name(one.name if isinstance(one, ToolEntry) else one.title) or f"skill-{skill_name(known)}"
+    for item in every:
+        known = item.name if isinstance(item, ToolEntry) else item.id
+        name = skill_name(item.name if isinstance(item, ToolEntry) else item.title) or f"skill-{skill_name(known)}"
         while name in names:
             name = skill_name(f"{name[:50]}-{skill_name(known)[:12]}")
         names.add(name)
-        found[known] = _skill(memory, one, name, license)
-    return found
+        skills[known] = _skill(memory, item, name, license)
+    return skills
 
 
-def _skill(memory: Memory, one: ToolEntry | MemoryEntry, name: str, license: str) -> Skill:
+def _skill(memory: Memory, item: ToolEntry | MemoryEntry, name: str, license: str) -> Skill:
     state = memory.state
-    plan = one.plan if isinstance(one, ToolEntry) else one.id
+    plan = item.plan if isinstance(item, ToolEntry) else item.id
     entry = state.entries.get(next(iter(state.heads(plan)), plan))
     requests = sorted(state.requests(plan))
     title, body = (entry.title, entry.body) if entry is not None else (name, "")
-    what = (one.doc.partition("\n")[0] if isinstance(one, ToolEntry) and one.doc else title).rstrip(".")
+    what = (item.doc.partition("\n")[0] if isinstance(item, ToolEntry) and item.doc else title).rstrip(".")
     use = f"{what}. Use when asked for what these requests ask: {'; '.join(requests[:3])}" if requests else what
     parts = [f"# {title}", "Earned from earlier tasks by `ramify earned-code-memory`. Check it against what you observe.", body]
     files, calls = dict[str, str](), ""
-    if isinstance(one, ToolEntry):
-        given = json.dumps(schema(one)["function"]["parameters"], ensure_ascii=False)
-        files[f"scripts/{one.name}.py"] = f"{one.source.strip()}\n"
+    if isinstance(item, ToolEntry):
+        given = json.dumps(schema(item)["function"]["parameters"], ensure_ascii=False)
+        files[f"scripts/{item.name}.py"] = f"{item.source.strip()}\n"
         parts.append(
-            f"`scripts/{one.name}.py` does it: `{one.name}(api, ...)`, where `api.NAME(...)` calls an API. A model wrote it: "
+            f"`scripts/{item.name}.py` does it: `{item.name}(api, ...)`, where `api.NAME(...)` calls an API. A model wrote it: "
             f"read it before you run it. Its parameters: `{given}`."
         )
-        if one.tests.strip():
-            files["scripts/tests.py"] = f"{one.tests.strip()}\n"
-        calls = ", ".join(one.deps)
+        if item.tests.strip():
+            files["scripts/tests.py"] = f"{item.tests.strip()}\n"
+        calls = ", ".join(item.deps)
     if requests:
         more = [f"- and {len(requests) - _MOST} more"] if len(requests) > _MOST else []
         parts.append("\n".join(["## Requests that it served", "", *(f"- {request}" for request in requests[:_MOST]), *more]))
     text = "\n\n".join(part for part in parts if part)
-    about = dict(_provenance(memory, one, plan)) | {"ramify-content-sha256": folder_hash({**files, "": text})}
+    about = dict(_provenance(memory, item, plan)) | {"ramify-content-sha256": folder_hash({**files, "": text})}
     return Skill(name, use, text, license, f"Needs the APIs {calls}" if calls else "", about, files)
 
 
-def _provenance(memory: Memory, one: ToolEntry | MemoryEntry, plan: str) -> Iterator[tuple[str, str]]:
+def _provenance(memory: Memory, item: ToolEntry | MemoryEntry, plan: str) -> Iterator[tuple[str, str]]:
     """Where a skill comes from, as names and texts of its metadata."""
     state = memory.state
     requests = state.requests(plan)
     tasks = [task for task in state.tasks.values() if task.recorded and task.query in requests]
     ended = [task.outcome for task in tasks if task.outcome is not None]
-    yield "ramify-id", one.name if isinstance(one, ToolEntry) else one.id
+    yield "ramify-id", item.name if isinstance(item, ToolEntry) else item.id
     yield "ramify-plan", plan
     needed = state.config.gate
     wanted = f", {needed:g} needed" if needed < float("inf") else ""
@@ -87,11 +87,11 @@ def _provenance(memory: Memory, one: ToolEntry | MemoryEntry, plan: str) -> Iter
         yield "ramify-nodes", _listed(sources)
     if ended:
         yield "ramify-succeeded", _share(sum(map(bool, ended)), len(ended))
-    if isinstance(one, ToolEntry) and one.calls:
-        yield "ramify-calls-failed", _share(one.failures, one.calls)
+    if isinstance(item, ToolEntry) and item.calls:
+        yield "ramify-calls-failed", _share(item.failures, item.calls)
     if state.config.env_version:
         yield "ramify-env-version", state.config.env_version
-    yield "ramify-earned", datetime.fromtimestamp(memory.store.when(one.created), UTC).date().isoformat()
+    yield "ramify-earned", datetime.fromtimestamp(memory.store.when(item.created), UTC).date().isoformat()
 
 
 def _share(k: int, n: int) -> str:
@@ -107,8 +107,8 @@ def _listed(names: Sequence[str]) -> str:
 def export(memory: Memory, folder: Path, license: str = "") -> ExportedSkills:
     """Write each skill to a folder of its own below ``folder``. One that is there, and is not as this memory wrote it, is kept
     and named. Raises UserError where it cannot be written."""
-    made, rows, kept = made_skills(memory, license), list[MadeSkill](), list[str]()
-    for known, skill in made.items():
+    ready, rows, kept = made_skills(memory, license), list[MadeSkill](), list[str]()
+    for known, skill in ready.items():
         place = folder / skill.name
         why = changed(memory.state, place)
         if why:
@@ -128,7 +128,7 @@ def export(memory: Memory, folder: Path, license: str = "") -> ExportedSkills:
                 write("skill", {"id": known, "sha256": digest})
         kind = "tool" if known in memory.state.tools else "plan"
         rows.append(MadeSkill(skill.name, known, kind, digest, tuple(sorted(contents))))
-    stale = [name for name, known in _ours(memory.state, folder) if known not in made]
+    stale = [name for name, known in _ours(memory.state, folder) if known not in ready]
     kept += [f"{folder / name} is of an entry that is no longer active" for name in stale]
     few = sum(
         entry.kind == "plan" and entry.status == "active" and len(memory.state.evidence(entry.id)) < memory.config.k
@@ -146,7 +146,7 @@ def changed(state: MemoryState, place: Path) -> str:
     if not place.exists():
         return ""
     if not place.is_dir():
-        return "it is no folder"
+        return "it is not a folder"
     return "" if folder_hash(folder_contents(place)) in state.skills else "it is not as this memory wrote it"
 
 

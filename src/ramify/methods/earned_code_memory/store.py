@@ -433,14 +433,14 @@ class MemoryStore:
         they cost, and how often they were used. The tasks that they came from stay."""
         texts = []
         for name in ids:
-            one = self.refresh().entries.get(name) or self.state.tools.get(name)
-            texts += [one.text] if isinstance(one, MemoryEntry) else [one.doc] if one is not None else []
+            gone = self.refresh().entries.get(name) or self.state.tools.get(name)
+            texts += [gone.text] if isinstance(gone, MemoryEntry) else [gone.doc] if gone is not None else []
         with self.writing() as write:
             for seq, _, kind, body in list(self.events()):
                 if kind in ("reflect", "add", "tool"):
                     held = json.loads(body)
-                    made = held["entries"] if kind == "reflect" else [held["entry" if kind == "add" else "tool"]]
-                    if any(_blank(one, ids) for one in made):
+                    events = held["entries"] if kind == "reflect" else [held["entry" if kind == "add" else "tool"]]
+                    if any(_blank(gone, ids) for gone in events):
                         self._db.execute("UPDATE events SET body = ? WHERE seq = ?", (canonical_json(held), seq))
             self._db.execute(_VECTORS)
             self._db.executemany("DELETE FROM vectors WHERE digest = ?", [(stable_hash(text),) for text in texts])
@@ -518,15 +518,15 @@ def apply(state: MemoryState, seq: int, kind: str, body: str, path: Path) -> Non
         raise UserError(f"{path}: event {seq} is damaged: {type(error).__name__}: {why}") from None
 
 
-def _blank(made: dict[str, Any], ids: Sequence[str]) -> bool:
+def _blank(event: dict[str, Any], ids: Sequence[str]) -> bool:
     """Whether an entry or tool, as an event holds it, is one of these; then what it says is taken out."""
-    if made.get("id", made.get("name")) not in ids:
+    if event.get("id", event.get("name")) not in ids:
         return False
-    for name in made.keys() & {"title", "body", "scope", "quote", "flag", "doc", "source", "tests", "why"}:
-        made[name] = ""
-    for name in made.keys() & {"steps", "queries", "shared"}:
-        made[name] = []
-    made |= {"parameters": {}} if "parameters" in made else {}
+    for name in event.keys() & {"title", "body", "scope", "quote", "flag", "doc", "source", "tests", "why"}:
+        event[name] = ""
+    for name in event.keys() & {"steps", "queries", "shared"}:
+        event[name] = []
+    event |= {"parameters": {}} if "parameters" in event else {}
     return True
 
 

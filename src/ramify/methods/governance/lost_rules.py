@@ -375,25 +375,25 @@ def _audited(run: Run, rules: Sequence[Rule], judges: RuleJudges | None = None) 
 
 def _earlier(history: Mapping[str, tuple[str | None, list[Call]]], before: str | None) -> list[Call]:
     """The calls of a session up to a reply, oldest first; what a compaction dropped among them."""
-    found: list[list[Call]] = []
+    chain: list[list[Call]] = []
     while before is not None:
         before, calls = history[before]
-        found.append(calls)
-    return [call for calls in reversed(found) for call in calls]
+        chain.append(calls)
+    return [call for calls in reversed(chain) for call in calls]
 
 
 def _unseen(run: Run, rules: Sequence[RuleFate]) -> Iterator[str]:
     """What the audit cannot say, and why."""
     unstated = sum(not rule.stated_in for rule in rules)
     if unstated:
-        sessions = any(made.settings.get("agent") == "claude-code" for made in run.each(Provenance))
+        sessions = any(maker.settings.get("agent") == "claude-code" for maker in run.each(Provenance))
         yield f"{unstated} of {plural(len(rules), 'rule')} {'is' if unstated == 1 else 'are'} never shown in what was logged" + (
             _UNWRITTEN if sessions else ""
         )
     unchecked = sum(not rule.phases for rule in rules if rule.stated_in)
     if unchecked:
         yield f"whether {plural(unchecked, 'rule')} {'was' if unchecked == 1 else 'were'} obeyed cannot be said without --judge"
-    unread = sum(one.unread for rule in rules for one in rule.phases)
+    unread = sum(phase.unread for rule in rules for phase in rule.phases)
     if unread:
         yield f"{plural(unread, 'call')} could not be read, or judges left them open: in no rate of obedience"
 
@@ -433,7 +433,7 @@ def _logged(run: Run) -> Iterator[tuple[Node, str, Mapping[str, Any]]]:
     """The replies of logged calls, each with its session and with the other fields of its line. Those of a coding agent's own
     session stand on the path that the session is, and are none."""
     named = {info.name: bool(info.task) for info in run.trees()}
-    agents = {made.hash for made in run.each(Provenance) if "agent" in made.settings}
+    agents = {maker.hash for maker in run.each(Provenance) if "agent" in maker.settings}
     for node in run.each(Node):
         about = node.data.get("response")
         if about is not None and node.role == "assistant" and node.index >= 0 and node.opens and node.provenance not in agents:
@@ -475,23 +475,23 @@ def _others(run: Run) -> _Others:
     A log may say so (``purpose``). Where it does not, whoever compacts is known by its reply, which comes back in the very next
     request of the session, not as the assistant's: :class:`_Summaries`.
     """
-    found: dict[str, str] = {}
+    purposes: dict[str, str] = {}
     sessions: dict[str, _Summaries] = {}
     for node, session, record in _logged(run):
         if isinstance(purpose := record.get("purpose"), str):
-            found[node.id] = purpose
+            purposes[node.id] = purpose
             continue
         summaries = sessions.setdefault(session, _Summaries())
-        found |= dict.fromkeys(summaries.add(node, run.shown(node.id).messages), "compaction")
+        purposes |= dict.fromkeys(summaries.add(node, run.shown(node.id).messages), "compaction")
     sessions, before, last = {}, dict[str, str](), dict[str, list[str]]()
     for node, session in _recorded(run):
-        made = sessions.setdefault(session, _Summaries()).add(node, run.shown(node.id).messages)
-        found |= dict.fromkeys(made, "compaction")
-        agent = [name for name in last.get(session, ()) if name not in made]
-        if made and agent:
+        summed = sessions.setdefault(session, _Summaries()).add(node, run.shown(node.id).messages)
+        purposes |= dict.fromkeys(summed, "compaction")
+        agent = [name for name in last.get(session, ()) if name not in summed]
+        if summed and agent:
             before[node.id] = agent[-1]
         last[session] = [*agent, node.id]
-    return _Others(found, before)
+    return _Others(purposes, before)
 
 
 def _replies(run: Run, others: _Others) -> Iterator[_Reply]:
@@ -773,5 +773,5 @@ def verdict(rules: Sequence[RuleFate]) -> str:
         return "nothing stands out: none of the rules is stated in these conversations, so none could be lost"
     unread = sum(bool(rule.replies_unknown) for rule in rules)
     but = f"; {unread} could not be looked for after a provider's own compaction" if unread else ""
-    found = any(one.found for rule in rules for one in rule.phases)
-    return f"{'' if found else 'nothing stands out: '}no rule was lost{but}{done}"
+    worse = any(phase.found for rule in rules for phase in rule.phases)
+    return f"{'' if worse else 'nothing stands out: '}no rule was lost{but}{done}"

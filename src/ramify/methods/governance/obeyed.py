@@ -95,14 +95,14 @@ class Obedience:
         return tuple(
             RulePhase(
                 name,
-                len(one.replies),
-                one.broken,
-                one.of,
-                one.unread,
-                one.broken / one.of if one.of else None,
-                wilson(one.broken, one.of) if one.of else None,
+                len(each.replies),
+                each.broken,
+                each.of,
+                each.unread,
+                each.broken / each.of if each.of else None,
+                wilson(each.broken, each.of) if each.of else None,
             )
-            for name, one in self.phases.items()
+            for name, each in self.phases.items()
         )
 
 
@@ -116,40 +116,40 @@ def compared(phases: Sequence[tuple[RulePhase, ...]]) -> list[tuple[RulePhase, .
     }
     rows = {row.intervention: row for row in each_against(pairs)}
 
-    def told(at: int, one: RulePhase) -> RulePhase:
-        if (row := rows.get(f"{at}/{one.phase}")) is None:
-            return one
+    def told(at: int, each: RulePhase) -> RulePhase:
+        if (row := rows.get(f"{at}/{each.phase}")) is None:
+            return each
         more = row.p_corrected <= LEVEL and row.difference > 0
         return replace(
-            one,
+            each,
             difference=row.difference,
             difference_interval=row.difference_interval,
             corrected=row.p_corrected,
             found=more,
         )
 
-    return [tuple(told(at, one) for one in rule) for at, rule in enumerate(phases)]
+    return [tuple(told(at, each) for each in rule) for at, rule in enumerate(phases)]
 
 
 def sentence(rule: str, phases: Sequence[RulePhase]) -> list[str]:
     """What stands out of one rule, a line each."""
     where = {FINDABLE: "after a compaction that left it readable", LOST: "where it was lost"}
     return [
-        f"broken more often: {rule!r} by {one.share} {where[one.phase]}, {phases[0].share} before, "
-        f"p = {p_value(one.corrected or 0)}"
-        for one in phases
-        if one.found
+        f"broken more often: {rule!r} by {each.share} {where[each.phase]}, {phases[0].share} before, "
+        f"p = {p_value(each.corrected or 0)}"
+        for each in phases
+        if each.found
     ]
 
 
 def verdict(phases: Sequence[tuple[RulePhase, ...]]) -> str:
     """What the comparisons come to; "" where there is none."""
-    every = [one for rule in phases for one in rule]
-    if not any(one.corrected is not None for one in every):
+    every = [each for rule in phases for each in rule]
+    if not any(each.corrected is not None for each in every):
         return ""
-    found = sum(any(one.found for one in rule) for rule in phases)
-    if found:
-        return f"{plural(found, 'rule')} {'is' if found == 1 else 'are'} broken more often after it than before"
+    worse = sum(any(each.found for each in rule) for rule in phases)
+    if worse:
+        return f"{plural(worse, 'rule')} {'is' if worse == 1 else 'are'} broken more often after it than before"
     return "none is known to be broken more often after it than before"
 
 
@@ -172,12 +172,12 @@ class RuleJudges:
             raise UserError("of each rule and phase at least one reply must be judged")
         return cls(*find_rule_juries(names, opener), most)
 
-    def obeyed(self, run: Run, one: Obedience) -> None:
+    def obeyed(self, run: Run, each: Obedience) -> None:
         """Judge replies of a rule that has no predicate, evenly spaced over each phase."""
-        one.judged = True
-        for counted in one.phases.values():
+        each.judged = True
+        for counted in each.phases.values():
             chosen = _spread(counted.replies, self.most)
-            items = [Item(run.node(name).message.spoken(), name, one.rule.text) for name in chosen]
+            items = [Item(run.node(name).message.spoken(), name, each.rule.text) for name in chosen]
             for judgement in wait_for(judged(self.broken, items)):
                 counted.unread += judgement.value is None
                 counted.of += judgement.value is not None

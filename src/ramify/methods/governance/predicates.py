@@ -339,14 +339,14 @@ def commands_of(arguments: Mapping[str, Any]) -> list[list[str]]:
         words = list(lexer)
     except ValueError as error:
         raise UnreadableError(f"the command cannot be read: {error}") from None
-    found: list[list[str]] = [[]]
+    split: list[list[str]] = [[]]
     for word in words:
         if word and set(word) <= set(";|&()"):
-            found.append([])
-        elif found[-1] or not (_ASSIGNED.fullmatch(word) or word in _BEFORE):
-            found[-1].append(word)
-    inside = [one for words in found if len(words) > 2 and words[0] in _RUNS and words[1] in ("-c", "-lc") for one in words[2:3]]
-    return [words for words in found if words] + [words for text in inside for words in commands_of({"command": text})]
+            split.append([])
+        elif split[-1] or not (_ASSIGNED.fullmatch(word) or word in _BEFORE):
+            split[-1].append(word)
+    inside = [words[2] for words in split if len(words) > 2 and words[0] in _RUNS and words[1] in ("-c", "-lc")]
+    return [words for words in split if words] + [words for text in inside for words in commands_of({"command": text})]
 
 
 _HEREDOC = re.compile(r"(<<-?\s*(['\"]?)(\w+)\2[^\n]*)\n.*?\n\s*\3(?=\s|$)", re.DOTALL)
@@ -359,8 +359,8 @@ _BEFORE, _RUNS = ("sudo", "time", "command", "exec", "env", "nohup", "then", "do
 def _begins(words: Sequence[str], denied: str) -> bool:
     wanted = denied.split()
     plain, options = ([w for w in wanted if w.startswith("-") == which] for which in (False, True))
-    own = [word for word in words if not word.startswith("-")]
-    return bool(wanted) and own[: len(plain)] == plain and set(options) <= set(words)
+    operands = [word for word in words if not word.startswith("-")]
+    return bool(wanted) and operands[: len(plain)] == plain and set(options) <= set(words)
 
 
 def _needs(predicate: Mapping[str, Any], name: str, arguments: Mapping[str, Any], earlier: Sequence[Call] | None) -> bool:

@@ -32,9 +32,9 @@ def read_rules(path: Path) -> list[Rule]:
     Raises UserError naming the file and the rule that is none.
     """
     if path.suffix == ".toml":
-        found: Any = read_toml(path).get("rule")
+        listed: Any = read_toml(path).get("rule")
     elif path.suffix == ".json":
-        found = read_document(path)
+        listed = read_document(path)
     else:
         try:
             text = path.read_text(encoding="utf-8")
@@ -44,11 +44,11 @@ def read_rules(path: Path) -> list[Rule]:
             if not (written := rules_of(text)):
                 raise UserError(f"{path} holds no rule: of Markdown each item of a list and each paragraph is one")
             return written
-        found = [line.strip() for line in text.splitlines() if line.strip()]
-    if not isinstance(found, list) or not found:
+        listed = [line.strip() for line in text.splitlines() if line.strip()]
+    if not isinstance(listed, list) or not listed:
         raise UserError(f"{path} holds no rule: write one a line, [[rule]] tables (.toml), or a list (.json)")
     rules = []
-    for at, value in enumerate(found):
+    for at, value in enumerate(listed):
         value = {"text": value} if isinstance(value, str) else value
         if not isinstance(value, dict):
             raise UserError(f"{path}: rule {at} is neither text nor a table")
@@ -127,14 +127,14 @@ def checkable(rule: str) -> dict[str, Any] | None:
     if re.search(r"\b(?:unless|except|without asking|if)\b", rule, re.IGNORECASE):
         return None
     for pattern, kind in _FORBIDDEN:
-        if found := pattern.search(rule):
-            named = re.findall(r"`([^`]+)`", found[1])
+        if hit := pattern.search(rule):
+            named = re.findall(r"`([^`]+)`", hit[1])
             if kind == "command":
                 return {"kind": "command", "deny": named}
             if all(re.search(r"[/.*]", name) and " " not in name for name in named):
                 return {"kind": "path", "tool": list(EDITORS), "deny": [glob for name in named for glob in _globs(name)]}
-    if found := _FIRST.search(rule):
-        return {"kind": NEEDS, "command": found[2] or f"git {found[3].lower()}", "first": found[1]}
+    if hit := _FIRST.search(rule):
+        return {"kind": NEEDS, "command": hit[2] or f"git {hit[3].lower()}", "first": hit[1]}
     return None
 
 
