@@ -15,10 +15,13 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
+from ramify.integrations.formats.sessions import SessionPath
 from ramify.methods.governance.lost_rules import RuleAudit, audit
 from ramify.methods.governance.obeyed import RuleJudges
 from ramify.methods.governance.predicates import UnreadableError, forbids
 from ramify.methods.governance.written_rules import Rule, checkable, read_rules, rules_of
+from ramify.trace.db import Run
+from ramify.trace.message import Message
 from tests.integrations.session_logs import boundary, item, line, result, rollout, speech, text, use, write
 
 FORCE = "Never run `git push --force` here."
@@ -278,3 +281,16 @@ def test_a_regular_expression_that_is_none(tmp_path: Path) -> None:
     path.write_text(json.dumps([{"text": "x", "predicate": {"kind": "pattern", "tool": "t", "pattern": "("}}]))
     with pytest.raises(UserError, match="regular expression"):
         read_rules(path)
+
+
+def test_a_recorded_command_whose_compaction_is_not_read_is_said(tmp_path: Path) -> None:
+    """`ramify record` keeps what was shown after a compaction beside the path."""
+    with Run.create(tmp_path / "run", {}, kind="record") as run:
+        run.add_tree("t", {"id": "t"})
+        path = SessionPath.begin(run, "t", 0)
+        path.hang(Message("user", FORCE, {"chat": json.dumps({"request": "1"})}), False)
+        path.hang(Message("assistant", "Done."), True)
+        path.hang(Message("user", "Summary.", {"chat": json.dumps({"request": "2", "shown": [{"role": "user"}]})}), False)
+        path.hang(Message("assistant", "Done again."), True, True)
+    found = audit(tmp_path / "run", [Rule(FORCE)])
+    assert found.caveats[0].startswith("1 request of this recorded command showed the model other messages than")

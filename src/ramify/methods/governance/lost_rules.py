@@ -17,6 +17,7 @@ from ramify.base import codec
 from ramify.base.errors import EXIT_DONE, EXIT_FAILED, UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.words import plural
+from ramify.env.protocol import CHAT
 from ramify.methods.governance import obeyed
 from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.obeyed import BEFORE, FINDABLE, LOST, Obedience, RuleJudges, RulePhase
@@ -384,6 +385,14 @@ def _earlier(history: Mapping[str, tuple[str | None, list[Call]]], before: str |
 
 def _unseen(run: Run, rules: Sequence[RuleFate]) -> Iterator[str]:
     """What the audit cannot say, and why."""
+    chats = (node.data.get(CHAT) for node in run.each(Node))
+    apart = sum(isinstance(chat, str) and '"shown":' in chat for chat in chats)
+    if apart:
+        yield (
+            f"{plural(apart, 'request')} of this recorded command showed the model other messages than the attempt's path (a "
+            "compaction, or another conversation), and only the path is read: audit the agent's own session file, or what "
+            "`ramify serve --record` keeps"
+        )
     unstated = sum(not rule.stated_in for rule in rules)
     if unstated:
         sessions = any(maker.settings.get("agent") == "claude-code" for maker in run.each(Provenance))
