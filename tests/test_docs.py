@@ -146,7 +146,7 @@ def test_each_command_of_the_first_page_is_taken(capsys: pytest.CaptureFixture[s
     from ramify.cli.main import main
 
     rows = re.findall(r"^\| (?!I ).*? \| `(\S[^`|]*)` \| \S", (ROOT / "docs/index.md").read_text(encoding="utf-8"), re.M)
-    assert len(rows) == 20
+    assert len(rows) == 21
     for row in rows:
         words = shlex.split(row)
         if words[0] == "./demo":

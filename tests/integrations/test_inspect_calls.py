@@ -20,7 +20,8 @@ pytestmark = [
 
 from ramify.base.errors import UserError  # noqa: E402
 from ramify.cli.main import main  # noqa: E402
-from ramify.methods.governance.lost_rules import Rule, audit  # noqa: E402
+from ramify.methods.governance.lost_rules import audit  # noqa: E402
+from ramify.methods.governance.written_rules import Rule  # noqa: E402
 
 RULE = "Only send email to recipients at acme.com."
 CODE = """

@@ -11,7 +11,8 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.integrations.formats import verifiers
-from ramify.methods.governance.lost_rules import Rule, audit
+from ramify.methods.governance.lost_rules import audit
+from ramify.methods.governance.written_rules import Rule
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
 from ramify.trace.node import Annotation, Node, Provenance, TokenValues

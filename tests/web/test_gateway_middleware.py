@@ -22,8 +22,9 @@ from model_server import serving
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.governance.lost_rules import Rule, audit
+from ramify.methods.governance.lost_rules import audit
 from ramify.methods.governance.middleware import KeepsRules
+from ramify.methods.governance.written_rules import Rule
 from ramify.methods.implicit_advantage.middleware import Graded
 from ramify.model.endpoint import HttpModel
 from ramify.model.middleware import wrap

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import InfrastructureError, RamifyError, UserError
-from ramify.methods.governance.lost_rules import Rule, audit
+from ramify.methods.governance.lost_rules import audit
+from ramify.methods.governance.written_rules import Rule
 from ramify.model.chat import TagTemplate
 from ramify.model.laid import Layout
 from ramify.model.middleware import Middleware

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.methods.governance.lost_rules import Rule, RuleAudit, audit, read_rules
+from ramify.methods.governance.lost_rules import RuleAudit, audit
+from ramify.methods.governance.written_rules import Rule, read_rules
 from ramify.render.result import Cell, Grid
 
 RULE = "Only send email to recipients at acme.com."

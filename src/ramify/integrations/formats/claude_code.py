@@ -35,7 +35,7 @@ MAKER = "claude-code"
 _SAID = ("user", "assistant")
 _CHAINED = (*_SAID, "system", "attachment", "progress")
 """Types of lines that stand in the tree. Of the last three only the boundary of a compaction, a prompt that waited while the
-agent worked, and the end by a limit say something."""
+agent worked, a CLAUDE.md of a folder or a file that the model was shown, and the end by a limit say something."""
 _OTHERS = (
     *("summary", "queue-operation", "last-prompt", "mode", "permission-mode", "file-history-snapshot", "custom-title"),
     *("ai-title", "agent-name", "agent-color", "agent-setting", "tag", "pr-link", "attribution-snapshot", "worktree-state"),
@@ -98,7 +98,8 @@ class _Group:
     above: int | None = None
     """The group before it, where that is known otherwise."""
     kind: str = "said"
-    """said, boundary (of a compaction), summary (what it left), error (of the provider), harness (made up by the harness)."""
+    """said, boundary (of a compaction), summary (what it left), error (of the provider), harness (made up by the harness), shown
+    (a file that the harness put before the model)."""
     content: list[bytes] = field(default_factory=list)
     """The content of each line, as JSON."""
     about: dict[str, Any] = field(default_factory=dict)
@@ -278,6 +279,10 @@ class _Sessions:
             group = _Group("user", place, session, side, parent)
             group.content.append(json.dumps(about["prompt"]).encode("utf-8", "surrogatepass"))
             return self._open(group)
+        if (text := _shown(about)) is not None:
+            group = _Group("user", place, session, side, parent, kind="shown")
+            group.content.append(json.dumps(text).encode("utf-8", "surrogatepass"))
+            return self._open(group)
         if about.get("type") == "max_turns_reached":
             at = self._at(parent)
             if at is not None:
@@ -349,7 +354,7 @@ class _Sessions:
             raise UserError(f"{self.groups[lost].place}: 'parentUuid' leads back to this line")
 
         def leads_on(at: int) -> bool:
-            return bool(children[at]) or self.groups[at].kind not in ("boundary", "summary")
+            return bool(children[at]) or self.groups[at].kind not in ("boundary", "summary", "shown")
 
         for at in reversed(order):
             children[at] = [child for child in children[at] if leads_on(child)]
@@ -496,6 +501,17 @@ def _readable(content: Any, spot: str) -> Any:
             unread({kind: "block"}, (), "block")
             blocks.append({"type": "text", "text": as_text(block)})
     return blocks
+
+
+def _shown(about: Mapping[str, Any]) -> str | None:
+    """The text that an attachment puts before the model: a CLAUDE.md of the folder of a file that was read, or after a compaction
+    a file itself; None of any other."""
+    content = about.get("content")
+    inside = content.get("file") if about.get("type") == "file" and isinstance(content, Mapping) else content
+    if about.get("type") not in ("nested_memory", "file") or not isinstance(inside, Mapping):
+        return None
+    path, text = inside.get("path") or about.get("filename"), inside.get("content")
+    return f"<system-reminder>\nContents of {path}:\n\n{text}\n</system-reminder>" if isinstance(text, str) else None
 
 
 def _preserved(meta: Any) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
+from ramify.base.skills import split_skill
 from ramify.base.waiting import wait_for
 from ramify.jobs.context.ask import found_contexts
 from ramify.jobs.fix.candidates import FILE, Edit, EditedFile
@@ -91,9 +92,8 @@ def with_rule(text: str, add: str = "", first: str = "") -> str:
     """The text of a file of instructions with one more at its end, or ``first``: after the YAML head of a skill."""
     if add:
         return f"{text.rstrip()}\n\n{add}\n" if text.strip() else f"{add}\n"
-    head = re.match(r"---\n.*?\n---\n", text, re.DOTALL)
-    at = head.end() if head else 0
-    return f"{text[:at]}{first}\n\n{text[at:]}"
+    head, rest = split_skill(text)
+    return f"{head}{first}\n\n{rest}"
 
 
 def _from_model(run: Run, step: Node, spec: str, file: EditedFile | None) -> Proposals:

@@ -296,9 +296,10 @@ class Memory:
         task: str = "",
         spent: Mapping[str, int] | None = None,
         called: Sequence[str] = (),
+        source: str = "",
     ) -> str:
         """Keep what an agent did; returns the task's id. ``trajectory``: messages in OpenAI's form.
-        ``spent``: the executor's tokens by class.
+        ``spent``: the executor's tokens by class. ``source``: where the trajectory is from, as ``RUN:NODE``.
 
         Nothing is concluded here, which is :meth:`reflect`'s business. Of ``injection`` it is noted which plans were followed:
         their calls were made in their order, or their tool (``called``, or among the calls) was.
@@ -319,6 +320,7 @@ class Memory:
             "outcome": outcome,
             "followed": went,
             "called": [c for c in made if c in state.tools],
+            **({"source": source} if source else {}),
         }
         with self.store.writing() as write:
             write("record", body | {"spent": {"executor": {k: int(v) for k, v in (spent or {}).items()}}})
@@ -698,6 +700,23 @@ class Memory:
         if accepted is None:
             return "candidate", "waits for review"
         return ("active", "") if accepted else ("candidate", "the review let it not in")
+
+    def erase(self, name: str) -> list[str]:
+        """Take an entry or tool, and all that was made of it, out of the memory and its log: of a plan its tools, of a tool those
+        that use it, of an entry those that replaced it and so hold what it said. Returns their ids, its own first.
+        Raises UserError where there is none."""
+        state = self.store.refresh()
+        known = [*state.entries, *state.tools]
+        ids = [part for part in known if part == name] or [part for part in state.entries if name and part.startswith(name)]
+        if len(ids) != 1:
+            what = "is the beginning of several ids" if ids else "is not an entry and no tool"
+            raise UserError(f"'{name}' {what} ({nearest(name, known)})")
+        for part in ids:  # grows
+            heirs = [entry.id for entry in state.entries.values() if part in entry.supersedes]
+            heirs += [tool.name for tool in state.tools.values() if tool.plan == part or part in tool.deps]
+            ids += [other for other in heirs if other not in ids]
+        self.store.erase(ids)
+        return ids
 
     def demote(self, name: str, why: str = "a person said so") -> None:
         """Take a tool, and what uses it, out of use. Raises UserError where there is none of that name."""

@@ -481,6 +481,48 @@ class ReplayedMemory(Result):
 
 
 @dataclass(frozen=True)
+class ErasedMemory(Result):
+    """What was erased, all that was made of it, and the skills that were removed."""
+
+    erased: str
+    derived: tuple[str, ...]
+    """Entries and tools that were made of it."""
+    removed: tuple[str, ...]
+    """Folders of skills."""
+
+    def sections(self) -> Iterable[Section]:
+        """A line each."""
+        lines = [f"erased: {', '.join((self.erased, *self.derived))}"]
+        yield Section.of("", "\n".join([*lines, *(f"removed: {folder}" for folder in self.removed)]))
+
+
+@dataclass(frozen=True)
+class MadeSkill:
+    """A skill that stands in its folder as the memory wrote it."""
+
+    name: str
+    id: str
+    """The plan or tool that it is of."""
+    kind: str
+    sha256: str
+    """Over the paths and bytes of its files."""
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ExportedSkills(Result):
+    """Skills that were written."""
+
+    folder: str
+    skills: tuple[MadeSkill, ...]
+
+    def sections(self) -> Iterable[Section]:
+        """Their folders."""
+        none = "" if self.skills else "no plan and no tool has earned a skill"
+        yield Section.of("", _rows(self.skills, "name", "kind", "id", "files") if self.skills else "", none)
+
+
+@dataclass(frozen=True)
 class ExportedMemory(Result):
     """Files that were written."""
 

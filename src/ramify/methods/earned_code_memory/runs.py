@@ -43,7 +43,7 @@ def learn(memory: Memory, source: Path, form: str | None = None) -> LearnedRun:
             if task in memory.store.refresh().tasks:
                 known += 1
                 continue
-            memory.record(query, messages, view.success, task=task)
+            memory.record(query, messages, view.success, task=task, source=f"{source.name}:{view.end.id}")
             recorded += 1
     if not recorded and not known:
         raise UserError(f"{source} holds no attempt with a request and a reply")

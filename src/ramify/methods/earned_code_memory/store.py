@@ -117,6 +117,8 @@ class MemoryTask:
     recorded: int = 0
     """Number of the event that holds its trajectory; 0 without one."""
     reflected: bool = False
+    source: str = ""
+    """Where its trajectory is from: ``RUN:NODE`` of the run's last node; empty where it came from an agent."""
     tokens: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
@@ -137,6 +139,8 @@ class MemoryState:
     """Spent, by who spent it (executor, manager, embedding, reflection, codification) and class (input, cached, output)."""
     dropped: dict[str, int] = field(default_factory=dict)
     """What was not kept, by reason."""
+    skills: dict[str, str] = field(default_factory=dict)
+    """Hash of each skill's folder as it was written -> the entry or tool that it is of."""
     seq: int = 0
     touched: set[str] = field(default_factory=set, compare=False)
     """Entries and tools that changed since somebody looked; who looks empties it."""
@@ -213,6 +217,7 @@ class MemoryState:
             outcome=body.get("outcome"),
             recorded=seq,
             reflected=False,
+            source=str(body.get("source", "")),
             tokens=dict((body.get("spent") or {}).get("executor", {})),
         )
         self._use("followed", body.get("followed", ()), task.query)
@@ -292,6 +297,19 @@ class MemoryState:
             saved=tool.saved + float(body.get("saved") or 0.0),
         )
 
+    def _skill(self, seq: int, body: Mapping[str, Any]) -> None:
+        self.skills[str(body["sha256"])] = str(body["id"])
+
+    def _erase(self, seq: int, body: Mapping[str, Any]) -> None:
+        for name in map(str, body["ids"]):
+            self.touched.add(name)
+            if name in self.entries:
+                entry = replace(self.entries[name], status="erased", title="", body="", scope="", steps=())
+                self.entries[name] = replace(entry, quote="", flag="")
+            else:
+                empty = replace(self.tools[name], status="erased", parameters={}, queries=(), shared=())
+                self.tools[name] = replace(empty, doc="", source="", tests="", why="erased")
+
     def _spent(self, seq: int, body: Mapping[str, Any]) -> None:
         """Tokens only."""
 
@@ -305,7 +323,7 @@ class MemoryState:
                 self.uses.setdefault(name, {}).setdefault(how, set()).add(query)
 
 
-_KINDS = "settings apis select record outcome reflect add review attempt tool tool_status called spent"
+_KINDS = "settings apis select record outcome reflect add review attempt tool tool_status called skill erase spent"
 KINDS_OF_EVENTS = frozenset(_KINDS.split())
 
 
@@ -402,6 +420,35 @@ class MemoryStore:
             )
             yield from rows.fetchall()
 
+    def when(self, seq: int) -> float:
+        """When an event was written, in seconds since 1970. Raises UserError where there is none of that number."""
+        with self.lock, self._clear_errors():
+            row = self._db.execute("SELECT at FROM events WHERE seq = ?", (seq,)).fetchone()
+        if row is None:
+            raise UserError(f"{self.path} has no event {seq}")
+        return float(row[0])
+
+    def erase(self, ids: Sequence[str]) -> None:
+        """Take entries and tools out of the log: what earlier events say of them is gone from the file, but for their ids, what
+        they cost, and how often they were used. The tasks that they came from stay."""
+        texts = []
+        for name in ids:
+            gone = self.refresh().entries.get(name) or self.state.tools.get(name)
+            texts += [gone.text] if isinstance(gone, MemoryEntry) else [gone.doc] if gone is not None else []
+        with self.writing() as write:
+            for seq, _, kind, body in list(self.events()):
+                if kind in ("reflect", "add", "tool"):
+                    held = json.loads(body)
+                    events = held["entries"] if kind == "reflect" else [held["entry" if kind == "add" else "tool"]]
+                    if any(_blank(gone, ids) for gone in events):
+                        self._db.execute("UPDATE events SET body = ? WHERE seq = ?", (canonical_json(held), seq))
+            self._db.execute(_VECTORS)
+            self._db.executemany("DELETE FROM vectors WHERE digest = ?", [(stable_hash(text),) for text in texts])
+            write("erase", {"ids": list(ids)})
+        with self.lock, self._clear_errors():  # what is deleted stands in free pages until then
+            self._db.execute("VACUUM")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def messages(self, seq: int) -> list[KeptMessage]:
         """What an agent did, of the event that recorded it. Raises UserError where that is none."""
         with self.lock, self._clear_errors():
@@ -469,6 +516,18 @@ def apply(state: MemoryState, seq: int, kind: str, body: str, path: Path) -> Non
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         why = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: event {seq} is damaged: {type(error).__name__}: {why}") from None
+
+
+def _blank(event: dict[str, Any], ids: Sequence[str]) -> bool:
+    """Whether an entry or tool, as an event holds it, is one of these; then what it says is taken out."""
+    if event.get("id", event.get("name")) not in ids:
+        return False
+    for name in event.keys() & {"title", "body", "scope", "quote", "flag", "doc", "source", "tests", "why"}:
+        event[name] = ""
+    for name in event.keys() & {"steps", "queries", "shared"}:
+        event[name] = []
+    event |= {"parameters": {}} if "parameters" in event else {}
+    return True
 
 
 def clean(value: Any) -> Any:

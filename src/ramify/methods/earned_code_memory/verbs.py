@@ -20,7 +20,9 @@ from ramify.methods.earned_code_memory.results import (
     AddedEntry,
     CodifiedPlans,
     DemotedTools,
+    ErasedMemory,
     ExportedMemory,
+    ExportedSkills,
     GatedPlan,
     ListedEntry,
     ListedMemory,
@@ -221,7 +223,8 @@ def _listed(state: MemoryState, status: str | None) -> ListedMemory:
 
 
 DECISIONS = {
-    "approve": "ID", "reject": "ID", "demote": "ID", "add": "KIND TITLE BODY", "success": "TASK", "failure": "TASK",
+    "approve": "ID", "reject": "ID", "demote": "ID", "erase": "ID", "add": "KIND TITLE BODY", "success": "TASK",
+    "failure": "TASK",
 }  # fmt: skip
 """What follows each."""
 
@@ -230,21 +233,26 @@ DECISIONS = {
 def review(
     file: File,
     decision: Annotated[
-        Literal["approve", "reject", "demote", "add", "success", "failure"], argument("DECISION", help="What you say.")
+        Literal["approve", "reject", "demote", "erase", "add", "success", "failure"], argument("DECISION", help="What you say.")
     ],
     words: Annotated[list[str] | None, argument("WORDS...", help="As DECISION has it.")] = None,
     scope: Annotated[str | None, option(help="Of add: where it holds: applications, APIs, versions.")] = None,
     supersedes: Annotated[list[str] | None, option(metavar="ID", help="Of add: the id of the entry that it replaces.")] = None,
-) -> ReviewedEntry | DemotedTools | AddedEntry | TaskEnd:
+    skills: Annotated[Path | None, option(metavar="DIR", help="Of erase: the folder of skills that were exported.")] = None,
+) -> ReviewedEntry | DemotedTools | ErasedMemory | AddedEntry | TaskEnd:
     """Say what a person decides.
 
     - approve ID, reject ID: let in, or keep out, an entry or tool that waits.
     - demote ID: take a tool, and what uses it, out of use; its plan stays.
+    - erase ID: take an entry or tool out of the file for good, with all that was made of it and their skills below --skills; the
+      tasks that they came from stay.
     - add KIND TITLE BODY: an entry of your own, a plan, fact or pitfall; of a plan the calls stand in backquotes, in order.
     - success TASK, failure TASK: how a task ended, by its id, as a reply's memory.task says."""
     named = words_of(decision, words, DECISIONS[decision])
     if decision != "add":
         only_for(decision, scope=scope, supersedes=supersedes)
+    if decision != "erase":
+        only_for(decision, skills=skills)
     with _open(file) as memory:
         if decision == "add":
             kind, title, body = named
@@ -253,6 +261,10 @@ def review(
         if decision in ("success", "failure"):
             memory.outcome(name, decision == "success")
             return TaskEnd(name, decision == "success")
+        if decision == "erase":
+            from ramify.methods.earned_code_memory.skills import erase
+
+            return erase(memory, name, skills)
         if decision == "demote":
             memory.demote(name)
             return DemotedTools(tuple(tool.name for tool in memory.state.tools.values() if tool.status == "demoted"))
@@ -273,8 +285,8 @@ def _add(memory: Memory, kind: str, title: str, body: str, scope: str, supersede
 @app.verb()
 def export(
     file: File,
-    form: Annotated[Literal["files", "mcp"], argument("FORM", help="How.")],
-    out: Annotated[Path | None, option("--out", metavar="DIR", help="Of files: folder to write to.")] = None,
+    form: Annotated[Literal["files", "skills", "mcp"], argument("FORM", help="How.")],
+    out: Annotated[Path | None, option("--out", metavar="DIR", help="Of files and skills: folder to write to.")] = None,
     upstream: Annotated[
         str | None,
         option(
@@ -282,16 +294,25 @@ def export(
             help="Of mcp: MCP server whose tools are the base APIs, such as 'python server.py'; the memory's tools call it.",
         ),
     ] = None,
-) -> ExportedMemory | None:
+    license: Annotated[str | None, option(metavar="NAME", help="Of skills: the licence that each names.")] = None,
+) -> ExportedMemory | ExportedSkills | None:
     """Give the memory to agents elsewhere.
 
     - files: the active tools as Python files with their tests and JSON schemas, and the text as Markdown.
+    - skills: a folder with SKILL.md (Agent Skills) for each active tool and each plan past the gate, with where it came from; one
+      that somebody changed is kept.
     - mcp: serve it over MCP (stdio): recall, record, and, with --upstream, its active tools, run in the sandbox."""
-    if form == "files":
+    if form != "skills":
+        only_for(form, license=license)
+    if form != "mcp":
         only_for(form, upstream=upstream)
         if out is None:
-            raise UserError("files need a folder to be written to: name it with --out")
+            raise UserError(f"{form} need a folder to be written to: name it with --out")
         with _open(file) as memory:
+            if form == "skills":
+                from ramify.methods.earned_code_memory import skills
+
+                return skills.export(memory, out, skills.check_license(license))
             return ExportedMemory(str(out), tuple(reports.export(memory.state, out)))
     from ramify.methods.earned_code_memory.mcp_server import serve
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ramify.base import codec
-from ramify.base.config import read_toml
 from ramify.base.errors import EXIT_DONE, EXIT_FAILED, UserError
-from ramify.base.files import reason
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.words import plural
+from ramify.env.protocol import CHAT
+from ramify.methods.governance import obeyed
 from ramify.methods.governance.calls import read_calls
-from ramify.methods.governance.predicates import UnreadableError, forbids
+from ramify.methods.governance.obeyed import BEFORE, FINDABLE, LOST, Obedience, RuleJudges, RulePhase
+from ramify.methods.governance.predicates import NEEDS, Call, UnreadableError
+from ramify.methods.governance.written_rules import Rule, breaks, instructions, rules_of
 from ramify.render.numbers import p_value, percent
 from ramify.render.result import Result, Section, Verbatim, table
 from ramify.rollout.commands import Commands
@@ -27,65 +31,10 @@ from ramify.stats.drops import Counts
 from ramify.stats.intervals import Interval, wilson
 from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
-from ramify.trace.lines import read_document
+from ramify.trace.intake import take
 from ramify.trace.message import Message, compacted, opaque
-from ramify.trace.node import Annotation, Finding, Node
-from ramify.trace.sources import opened
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A rule to look for. ``predicate`` says what it forbids, where that can be decided from calls."""
-
-    text: str
-    predicate: Mapping[str, Any] | None = None
-
-
-def read_rules(path: Path) -> list[Rule]:
-    """Rules of a file: one a line; or TOML with ``[[rule]]`` tables or JSON with a list, of ``text`` and ``predicate``.
-
-    Raises UserError naming the file and the rule that is none.
-    """
-    if path.suffix == ".toml":
-        found: Any = read_toml(path).get("rule")
-    elif path.suffix == ".json":
-        found = read_document(path)
-    else:
-        try:
-            found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the rules {path}: {reason(error)}") from None
-    if not isinstance(found, list) or not found:
-        raise UserError(f"{path} holds no rule: write one a line, [[rule]] tables (.toml), or a list (.json)")
-    rules = []
-    for at, value in enumerate(found):
-        value = {"text": value} if isinstance(value, str) else value
-        if not isinstance(value, dict):
-            raise UserError(f"{path}: rule {at} is neither text nor a table")
-        rules.append(codec.from_json(Rule, value, f"{path}: rule {at}"))
-        if rules[-1].predicate is not None:
-            _check(rules[-1].predicate, f"{path}: rule {at}")
-    return rules
-
-
-def _check(predicate: Mapping[str, Any], where: str) -> None:
-    try:
-        tool = predicate.get("tool")
-        forbids(predicate, tool if isinstance(tool, str) else (tool or [""])[0], {})
-    except UnreadableError:
-        pass  # an empty call decides nothing: the predicate itself is one
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-
-
-def breaks(rule: Rule, name: str, arguments: Mapping[str, Any]) -> bool | None:
-    """Whether a call breaks ``rule``; None where no predicate says what that forbids, or the call cannot be read."""
-    if rule.predicate is None:
-        return None
-    try:
-        return forbids(rule.predicate, name, arguments)
-    except UnreadableError:
-        return None
+from ramify.trace.node import Annotation, Finding, Node, Provenance
+from ramify.trace.sources import opened, run_folder
 
 
 @dataclass(frozen=True)
@@ -110,6 +59,8 @@ class RuleLoss:
     became: str
     """One of :data:`ramify.rollout.rules.CLASSES`."""
     node: str
+    judged: bool | None = None
+    """Whether judges still find it in what the model was shown, in other words; None: nobody was asked, or they cannot say."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +89,22 @@ class RuleFate:
     calls_without: tuple[CallWithout, ...]
     forbidden: int | None
     """Of these calls; None where no predicate says what the rule forbids."""
+    predicate: Mapping[str, Any] | None = None
+    """By which it is checked; of a rule in Markdown, read off its words."""
+    phases: tuple[RulePhase, ...] = ()
+    """How often it was broken before any compaction, after one that left it readable, and once it was lost; empty where neither
+    a predicate nor a judge decides it."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was lost, and no judge finds it all the same."""
+        return any(not loss.judged for loss in self.lost)
 
     def lines(self, most: int = 20) -> Iterable[str]:
         """When it was lost and what was called without it, a line each, ``most`` of each kind."""
         for loss in self.lost[:most]:
-            yield f"lost: {self.rule!r} ({loss.became}) at reply {loss.step} of {loss.session}"
+            says = "" if loss.judged is None else ", though judges still find it" if loss.judged else ", judges find it no more"
+            yield f"lost: {self.rule!r} ({loss.became}{says}) at reply {loss.step} of {loss.session}"
         if self.replies_unknown:
             at = plural(self.replies_unknown, "reply")
             yield f"unknown: {self.rule!r} at {at}: a provider's own compaction cannot be read"
@@ -150,6 +112,7 @@ class RuleFate:
             mark = "FORBIDDEN " if call.forbidden else ""
             given = json.dumps(call.arguments, ensure_ascii=False)[:120]
             yield f"  {mark}call without it at reply {call.step}: {call.name}({given})"
+        yield from obeyed.sentence(self.rule, self.phases)
 
 
 @dataclass(frozen=True)
@@ -244,13 +207,15 @@ class RuleAudit(Result):
     rules: tuple[RuleFate, ...]
     verdict: str
     forks: RestoredRules | None = None
+    known: tuple[Rule, ...] = field(default=(), metadata={"json": False})
+    """The rules that were looked for."""
     strict: bool = field(default=False, metadata={"json": False})
     """Exit code 1 where a rule was lost."""
 
     @property
     def exit_code(self) -> int:
         """See :attr:`strict`."""
-        return EXIT_FAILED if self.strict and any(rule.lost for rule in self.rules) else EXIT_DONE
+        return EXIT_FAILED if self.strict and any(rule.gone for rule in self.rules) else EXIT_DONE
 
     @property
     def head(self) -> str:
@@ -282,31 +247,80 @@ class RuleAudit(Result):
         head = ("rule", "sessions", "times lost", "replies without it", "calls then", "of them forbidden")
         lines = [line for rule in self.rules for line in rule.lines()]
         lines += [] if self.forks is None else [fork.line for fork in self.forks.forks]
-        yield Section.of("", self.head, table(head, rows), Verbatim("\n".join(lines)) if lines else None, self.verdict)
+        done = [
+            (rule.rule, "judges" if rule.predicate is None else str(rule.predicate["kind"]), *(one.share for one in rule.phases))
+            for rule in self.rules
+            if rule.phases
+        ]
+        columns = ("rule", "checked by", "broken before", "after, findable", "after, lost")
+        broken = table(columns, done) if done and self.compactions else None
+        yield Section.of("", self.head, table(head, rows), broken, Verbatim("\n".join(lines)) if lines else None, self.verdict)
 
 
-def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> RuleAudit:
-    """The fate of each rule in the conversations of ``source``:
-    the folder of a run, or a file of any format that can be imported.
+def audit(
+    source: Path | Sequence[Path], rules: Sequence[Rule] | None, form: str | None = None, judges: RuleJudges | None = None
+) -> RuleAudit:
+    """The fate of each rule in the conversations of ``source``: the folder of a run, a file of any format that can be imported,
+    or several files and folders of these. Without ``rules`` those are looked for that the sessions show the model from CLAUDE.md
+    and AGENTS.md. ``judges`` read what no predicate and no keyword decides.
 
     What counts is what the model was shown at each of its replies: explicit contexts of a run, the requests of logged calls, or a
     conversation as it grew. It is compared with what was shown at the reply before in the same session, and a session is one
     attempt: a path from the root to a leaf. A call continues from the reply that its request repeats; one that repeats none, and
     does not begin as another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it
-    names them); where a trace itself declares what a compaction followed, that counts. Calls of whoever compacts, and of scorers,
-    are no replies of an agent, nor are the continuations that :func:`ramify.methods.governance.restored.restored` played.
+    names them); where a trace itself declares what a compaction followed, that counts. Of requests that a server recorded, one
+    that repeats no reply follows the session's call before it where that was whoever compacts, whose summary it holds. Calls of
+    whoever compacts, and of scorers, are no replies of an agent, nor are the continuations that
+    :func:`ramify.methods.governance.restored.restored` played.
     After a provider's own compaction that cannot be read a rule is ``unknown``: neither kept nor lost.
-    Raises UserError like the readers.
+    Raises UserError like the readers, and where no rules are given and none are shown.
     """
-    with opened(source, form) as run:
-        return _audited(run, rules)
+    with _opened([source] if isinstance(source, Path) else source, form) as (run, caveats):
+        found = _audited(run, shown_rules(run) if rules is None else rules, judges)
+    return replace(found, caveats=(*found.caveats, *caveats))
 
 
-def _audited(run: Run, rules: Sequence[Rule]) -> RuleAudit:
+@contextmanager
+def _opened(sources: Sequence[Path], form: str | None) -> Iterator[tuple[Run, list[str]]]:
+    """One run of all sources, and what of them was not read."""
+    if len(sources) == 1 and (run_folder(sources[0]) is not None or not sources[0].is_dir()):
+        with opened(sources[0], form) as run:
+            yield run, []
+        return
+    for source in sources:
+        if run_folder(source) is not None:
+            raise UserError(f"{source} is a run, which is audited alone: leave out the others")
+    with tempfile.TemporaryDirectory() as scratch:
+        taken = take(sources, Path(scratch) / "run", form)
+        more = f" ({', '.join(taken.unknown[:3])}{', ...' if len(taken.unknown) > 3 else ''})"
+        with Run.open(Path(scratch) / "run") as run:
+            yield run, [f"{plural(len(taken.unknown), 'file')} of no known format: not read{more}"] if taken.unknown else []
+
+
+def shown_rules(run: Run) -> list[Rule]:
+    """The rules of each CLAUDE.md and AGENTS.md that a run's conversations show a model. Raises UserError where none is shown."""
+    texts = dict.fromkeys(
+        text for node in run.each(Node) if node.role in ("system", "user", "tool") for text in instructions([node.message])
+    )
+    rules = list({rule.text: rule for text in texts for rule in rules_of(text)}.values())
+    if not rules:
+        raise UserError(f"no CLAUDE.md or AGENTS.md is shown in {run.folder}: name the rules with --rules FILE{_UNWRITTEN}")
+    return rules
+
+
+_UNWRITTEN = (
+    " (Claude Code sends the project's CLAUDE.md with each request and does not write it into its session file; "
+    "`ramify serve --record` records it)"
+)
+
+
+def _audited(run: Run, rules: Sequence[Rule], judges: RuleJudges | None = None) -> RuleAudit:
     known: dict[str, list[str]] = {}
     fates = [_Fate(rule) for rule in rules]
     compactions: list[LoggedCompaction] = []
     marks: dict[str, Counter[str]] = {}
+    after: set[str] = set()  # replies in a session that was compacted before them
+    history: dict[str, tuple[str | None, list[Call]]] = {}
     ends: set[str] = set()
     others = _others(run)
     for step, reply in enumerate(_replies(run, others), 1):
@@ -316,6 +330,8 @@ def _audited(run: Run, rules: Sequence[Rule]) -> RuleAudit:
         named: Sequence[str | None] = reply.compactions
         if before is not None and gone and not named:
             named = [_seen(reply, marks[before])]
+        if named or before in after:
+            after.add(node.id)
         compactions += [
             LoggedCompaction(reply.session, step, gone if at == len(named) - 1 else 0, strategy)
             for at, strategy in enumerate(named)
@@ -324,6 +340,7 @@ def _audited(run: Run, rules: Sequence[Rule]) -> RuleAudit:
         ends.add(node.id)
         ends.discard(before or "")
         calls = list(calls_of(node))
+        history[node.id] = (before, calls)
         unread = any(opaque(message.data) for message in reply.shown)
         for at, fate in enumerate(fates):
             kinds = []
@@ -333,12 +350,61 @@ def _audited(run: Run, rules: Sequence[Rule]) -> RuleAudit:
                     cached.append(survival(rules[len(cached)].text, message.text).kind)
                 kinds.append(cached[at])
             kind = min(kinds, key=CLASSES.index, default="dropped")
-            fate.see(reply, step, kind if kind in SURVIVED or not unread else "unknown", calls)
+            kind = kind if kind in SURVIVED or not unread else "unknown"
+            earlier = _earlier(history, before) if fate.looks_back and calls else ()
+            fate.see(reply, step, kind, calls, node.id in after, earlier)
     if not marks:
         raise UserError(f"{run.folder} holds no reply of a model, so nothing can be said of rules")
-    reports = tuple(fate.report(ends) for fate in fates)
-    apart = {purpose: list(others.values()).count(purpose) for purpose in sorted(set(others.values()))}
-    return RuleAudit(len(ends), len(marks), tuple(compactions), apart, reports, verdict(reports))
+    for fate in fates if judges is not None else ():
+        fate.ask(run, judges)  # type: ignore[arg-type]
+    reports = [fate.report(ends) for fate in fates]
+    told = obeyed.compared([rule.phases for rule in reports])
+    reports = [replace(rule, phases=phases) for rule, phases in zip(reports, told, strict=True)]
+    purposes = Counter(others.purposes.values())
+    apart = {purpose: purposes[purpose] for purpose in sorted(purposes)}
+    return RuleAudit(
+        len(ends),
+        len(marks),
+        tuple(compactions),
+        apart,
+        tuple(reports),
+        verdict(reports),
+        known=tuple(rules),
+        caveats=(*_unseen(run, reports), *([] if judges is None else judges.failures)),
+    )
+
+
+def _earlier(history: Mapping[str, tuple[str | None, list[Call]]], before: str | None) -> list[Call]:
+    """The calls of a session up to a reply, oldest first; what a compaction dropped among them."""
+    chain: list[list[Call]] = []
+    while before is not None:
+        before, calls = history[before]
+        chain.append(calls)
+    return [call for calls in reversed(chain) for call in calls]
+
+
+def _unseen(run: Run, rules: Sequence[RuleFate]) -> Iterator[str]:
+    """What the audit cannot say, and why."""
+    chats = (node.data.get(CHAT) for node in run.each(Node))
+    apart = sum(isinstance(chat, str) and '"shown":' in chat for chat in chats)
+    if apart:
+        yield (
+            f"{plural(apart, 'request')} of this recorded command showed the model other messages than the attempt's path (a "
+            "compaction, or another conversation), and only the path is read: audit the agent's own session file, or what "
+            "`ramify serve --record` keeps"
+        )
+    unstated = sum(not rule.stated_in for rule in rules)
+    if unstated:
+        sessions = any(maker.settings.get("agent") == "claude-code" for maker in run.each(Provenance))
+        yield f"{unstated} of {plural(len(rules), 'rule')} {'is' if unstated == 1 else 'are'} never shown in what was logged" + (
+            _UNWRITTEN if sessions else ""
+        )
+    unchecked = sum(not rule.phases for rule in rules if rule.stated_in)
+    if unchecked:
+        yield f"whether {plural(unchecked, 'rule')} {'was' if unchecked == 1 else 'were'} obeyed cannot be said without --judge"
+    unread = sum(phase.unread for rule in rules for phase in rule.phases)
+    if unread:
+        yield f"{plural(unread, 'call')} could not be read, or judges left them open: in no rate of obedience"
 
 
 def _mark(message: Message) -> str:
@@ -373,38 +439,74 @@ class _Reply(NamedTuple):
 
 
 def _logged(run: Run) -> Iterator[tuple[Node, str, Mapping[str, Any]]]:
-    """The replies of logged calls, each with its session and with the other fields of its line."""
+    """The replies of logged calls, each with its session and with the other fields of its line. Those of a coding agent's own
+    session stand on the path that the session is, and are none."""
     named = {info.name: bool(info.task) for info in run.trees()}
+    agents = {maker.hash for maker in run.each(Provenance) if "agent" in maker.settings}
     for node in run.each(Node):
         about = node.data.get("response")
-        if about is not None and node.role == "assistant" and node.index >= 0 and node.opens:
+        if about is not None and node.role == "assistant" and node.index >= 0 and node.opens and node.provenance not in agents:
             record = about.get("record") if isinstance(about, Mapping) else None
             record = record if isinstance(record, Mapping) else {}
             session, name = node.tree if named[node.tree] else "log", name_in(record, "attempt")
             yield node, session if name is None else f"{session}#{record[name]}", record
 
 
-def _others(run: Run) -> dict[str, str]:
-    """Calls that are no replies of an agent -> what they are for: those of whoever compacts, those of whoever scores.
+def _recorded(run: Run) -> Iterator[tuple[Node, str]]:
+    """The replies that a server recorded (`ramify serve --record`) of clients which name their session in each request: Claude
+    Code in ``metadata``, Codex in ``prompt_cache_key``. Each with that name."""
+    for node in run.each(Node):
+        asked = node.data.get("asked")
+        if not isinstance(asked, Mapping) or node.role != "assistant" or node.index < 0 or not node.opens:
+            continue
+        about = asked.get("metadata")
+        user = about.get("user_id") if isinstance(about, Mapping) else None
+        try:
+            named = json.loads(str(user))["session_id"]
+        except (TypeError, ValueError, KeyError):
+            named = user or asked.get("prompt_cache_key")
+        if isinstance(named, str) and named:
+            yield node, named
+
+
+class _Others(NamedTuple):
+    """Calls that are no replies of an agent."""
+
+    purposes: Mapping[str, str]
+    """Each -> what it is for."""
+    before: Mapping[str, str]
+    """Of recorded sessions: a reply after a compaction -> the agent's reply before it."""
+
+
+def _others(run: Run) -> _Others:
+    """Calls that are no replies of an agent: those of whoever compacts, those of whoever scores.
 
     A log may say so (``purpose``). Where it does not, whoever compacts is known by its reply, which comes back in the very next
     request of the session, not as the assistant's: :class:`_Summaries`.
     """
-    found: dict[str, str] = {}
+    purposes: dict[str, str] = {}
     sessions: dict[str, _Summaries] = {}
     for node, session, record in _logged(run):
         if isinstance(purpose := record.get("purpose"), str):
-            found[node.id] = purpose
+            purposes[node.id] = purpose
             continue
         summaries = sessions.setdefault(session, _Summaries())
-        found |= dict.fromkeys(summaries.add(node, run.shown(node.id).messages), "compaction")
-    return found
+        purposes |= dict.fromkeys(summaries.add(node, run.shown(node.id).messages), "compaction")
+    sessions, before, last = {}, dict[str, str](), dict[str, list[str]]()
+    for node, session in _recorded(run):
+        summed = sessions.setdefault(session, _Summaries()).add(node, run.shown(node.id).messages)
+        purposes |= dict.fromkeys(summed, "compaction")
+        agent = [name for name in last.get(session, ()) if name not in summed]
+        if summed and agent:
+            before[node.id] = agent[-1]
+        last[session] = [*agent, node.id]
+    return _Others(purposes, before)
 
 
-def _replies(run: Run, others: Mapping[str, str]) -> Iterator[_Reply]:
+def _replies(run: Run, others: _Others) -> Iterator[_Reply]:
     """Every reply of an agent in the order in which the log was written, after the one it follows."""
     about = {node.id: (session, record) for node, session, record in _logged(run)}
-    logs = {node.tree for node in run.each(Node) if "response" in node.data}
+    logs = {run.node(name).tree for name in about}
     calls: dict[str, _Calls] = {}
     declared = {  # a harness that says itself which turn a compaction followed
         mark.node: str(mark.value.get("node"))
@@ -421,11 +523,11 @@ def _replies(run: Run, others: Mapping[str, str]) -> Iterator[_Reply]:
         before = None if node.parent is None else nearest.get(node.parent)
         if before is not None:
             nearest[node.id] = before
-        if node.role != "assistant" or node.index < 0 or not node.opens or node.id in others:
+        if node.role != "assistant" or node.index < 0 or not node.opens or node.id in others.purposes:
             continue
         if node.tree in logs and node.id not in about:
             continue  # in a log of calls, what a request repeats is not a reply
-        before = nearest.get(declared.get(node.id, ""), before)
+        before = others.before.get(node.id, nearest.get(declared.get(node.id, ""), before))
         nearest[node.id] = node.id
         shown = run.shown(node.id).messages
         if node.id not in about:
@@ -533,11 +635,12 @@ def _sums_up(call: _LoggedCall, then: _LoggedCall) -> bool:
     gist = _gist(call.node)
     if len(gist) < _SHORTEST or call.node.data.get("tool_calls") or call.reply in then.marks:
         return False
-    request = _flat(call.shown[-1].text)[:20] if call.shown else ""
+    last = _flat(call.shown[-1].text) if call.shown else ""
+    request, wanted = last[:20], bool(_WANTED.search(last[:_ASKED]) or _WANTED.search(last[-_ASKED:]))
     new = [_flat(m.text) for m in then.shown if m.role in ("user", "system") and _mark(m) not in call.marks]
     # a harness that renders the whole conversation as one text repeats replies as well, below its earlier questions
     return any(
-        gist[:_START] in text and len(text) <= 2 * len(gist) + _FRAME and not (request and text.startswith(request))
+        gist[:_START] in text and (wanted or len(text) <= 2 * len(gist) + _FRAME) and not (request and text.startswith(request))
         for text in new
     )
 
@@ -545,6 +648,9 @@ def _sums_up(call: _LoggedCall, then: _LoggedCall) -> bool:
 _SHORTEST, _START, _FRAME = 16, 80, 600
 """Characters: of a reply that is identified by its text; of its start, since harnesses cut summaries;
 of what they write around one."""
+_WANTED, _ASKED = re.compile(r"\bsummar(?:y|ize|ise)\b", re.IGNORECASE), 1500
+"""What whoever compacts is asked for, in so many characters at either end of the request's last message: then the summary may
+stand among other things in one message, as Claude Code and its own reminders do."""
 _ANALYSIS = re.compile(r"<analysis>.*?</analysis>", re.DOTALL)
 _SUMMARY = re.compile(r"<summary>(.*)</summary>", re.DOTALL)
 
@@ -578,9 +684,12 @@ class _Fate:
         self.losses: list[RuleLoss] = []
         self.calls: list[CallWithout] = []
         self.without = self.since = self.unknown = 0
+        self.done = Obedience(rule)
+        self.looks_back = rule.predicate is not None and rule.predicate.get("kind") == NEEDS
 
-    def see(self, reply: _Reply, step: int, kind: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """What the model was shown at one reply says ``kind`` of the rule; it made ``calls``."""
+    def see(self, reply: _Reply, step: int, kind: str, calls: Sequence[Call], compacted: bool, earlier: Sequence[Call]) -> None:
+        """What the model was shown at one reply says ``kind`` of the rule; it made ``calls``, after ``earlier`` ones. Whether the
+        session was ``compacted`` before."""
         holds = kind in SURVIVED
         held = self.held.get(reply.before or "")
         if not holds and held is None:  # not stated yet
@@ -591,14 +700,23 @@ class _Fate:
             self.unknown += 1
             return
         self.held[reply.node.id] = holds
+        if holds or compacted:
+            self.done.see(reply.node.id, BEFORE if not compacted else FINDABLE if holds else LOST, calls, earlier)
         if holds:
             return
         self.without += 1
         if held:
             self.losses.append(RuleLoss(reply.session, step, kind, reply.node.id))
-        self.calls += [
-            CallWithout(reply.session, step, name, dict(a), breaks(self.rule, name, a), reply.node.id) for name, a in calls
-        ]
+        for at, (name, given) in enumerate(calls):
+            broken = breaks(self.rule, name, given, [*earlier, *calls[:at]])
+            self.calls.append(CallWithout(reply.session, step, name, dict(given), broken, reply.node.id))
+
+    def ask(self, run: Run, judges: RuleJudges) -> None:
+        """Have judges read what neither keywords nor a predicate decide."""
+        if self.rule.predicate is None and self.held:
+            judges.obeyed(run, self.done)
+        kept = judges.kept(run, self.rule.text, [loss.node for loss in self.losses])
+        self.losses = [replace(loss, judged=kept[loss.node]) for loss in self.losses]
 
     def report(self, ends: Set[str]) -> RuleFate:
         """The rule's entry in the report; ``ends``: the last reply of each session."""
@@ -611,6 +729,8 @@ class _Fate:
             replies_unknown=self.unknown,
             calls_without=tuple(self.calls),
             forbidden=None if self.rule.predicate is None else sum(call.forbidden is True for call in self.calls),
+            predicate=self.rule.predicate,
+            phases=self.done.report(),
         )
 
 
@@ -653,11 +773,14 @@ _OTHERS = {"compaction": "of whoever compacts", "scoring": "of a scorer"}
 
 def verdict(rules: Sequence[RuleFate]) -> str:
     """What the fates of all rules come to, in one sentence."""
-    lost, stated = sum(bool(rule.lost) for rule in rules), any(rule.stated_in for rule in rules)
+    lost, stated = sum(rule.gone for rule in rules), any(rule.stated_in for rule in rules)
+    done = obeyed.verdict([rule.phases for rule in rules])
+    done = f"; {done}" if done else ""
     if lost:
-        return f"compaction dropped {lost} of {len(rules)} rules"
+        return f"compaction dropped {lost} of {len(rules)} rules{done}"
     if not stated:
         return "nothing stands out: none of the rules is stated in these conversations, so none could be lost"
     unread = sum(bool(rule.replies_unknown) for rule in rules)
     but = f"; {unread} could not be looked for after a provider's own compaction" if unread else ""
-    return f"nothing stands out: no rule was lost{but}"
+    worse = any(phase.found for rule in rules for phase in rule.phases)
+    return f"{'' if worse else 'nothing stands out: '}no rule was lost{but}{done}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
 from ramify.methods.governance.calls import read_calls
-from ramify.methods.governance.lost_rules import Rule, read_rules
-from ramify.methods.governance.predicates import UnreadableError, allows, forbids
+from ramify.methods.governance.predicates import NEEDS, Call, UnreadableError, allows, forbids
+from ramify.methods.governance.written_rules import Rule, read_rules
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import Completion, Model, Prefix
 from ramify.rollout.pins import Pin, Pins, is_block
@@ -95,7 +96,9 @@ class KeepsRules(Middleware):
 
 
 def _pin(rule: Rule, source: str) -> Pin:
-    return Pin(rule.text, source=source, allows=allows(rule.predicate) if rule.predicate is not None else None)
+    """A pin of a rule. A predicate that looks at earlier calls makes no gate: a context that was compacted does not hold them."""
+    gates = rule.predicate is not None and rule.predicate["kind"] != NEEDS
+    return Pin(rule.text, source=source, allows=allows(rule.predicate or {}) if gates else None)
 
 
 def _head(messages: Sequence[Message]) -> int:
@@ -148,10 +151,14 @@ class RuleCheck(Each):
         """See :class:`ramify.score.judge.Each`."""
         last = item.messages[-1] if item.messages else Message("assistant", item.text)
         reply = last if last.role == "assistant" else None
-        broken: list[str] = []
+        broken, earlier = list[str](), list[Call]()
+        for message in item.messages[:-1]:
+            with suppress(UnreadableError):  # of the calls before it is judged elsewhere
+                earlier += read_calls(message)
         try:
             for name, given in read_calls(reply) if reply is not None else ():
-                broken += [rule.text for rule in self.rules if forbids(rule.predicate or {}, name, given)]
+                broken += [rule.text for rule in self.rules if forbids(rule.predicate or {}, name, given, earlier)]
+                earlier.append((name, given))
         except UnreadableError as error:
             return Judgement(failure=str(error))
         return Judgement(not broken, evidence={"broken": broken})

@@ -11,8 +11,9 @@ import json
 import logging
 import posixpath
 import re
+import shlex
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from email.utils import getaddresses
 from fnmatch import fnmatchcase
@@ -29,24 +30,43 @@ class UnreadableError(ValueError):
     """Arguments from which the effect cannot be determined."""
 
 
-def forbids(predicate: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> bool:
+Call = tuple[str, Mapping[str, Any]]
+"""Name and arguments."""
+SHELLS = ("Bash", "bash", "shell", "exec_command", "local_shell", "container.exec", "command_execution", "run_shell_command")
+"""Tools that run a command of the shell, as coding agents call them: where a predicate of commands names no tool."""
+EDITORS = ("Edit", "MultiEdit", "Write", "NotebookEdit", "apply_patch", "file_change", "str_replace_based_edit_tool")
+"""Tools that change files, likewise."""
+
+
+def forbids(predicate: Mapping[str, Any], name: str, arguments: Mapping[str, Any], earlier: Sequence[Call] | None = None) -> bool:
     """Whether a rule, given as a predicate, forbids a call.
 
-    ``predicate`` holds ``kind``, ``tool`` (a name, or several) and the kind's own parameters, see :data:`KINDS`. Raises
-    UnreadableError where the arguments do not decide it, UserError on a predicate that is none.
+    ``predicate`` holds ``kind``, ``tool`` (a name, or several) and the kind's own parameters, see :data:`KINDS`. ``earlier`` are
+    the calls of the session before this one, in their order, which the kind ``needs`` looks at. Raises UnreadableError where
+    the arguments do not decide it (or where ``earlier`` is wanted and not given), UserError on a predicate that is none.
     """
-    kind = predicate.get("kind")
-    if kind not in KINDS:
-        raise UserError(f"unknown kind of predicate '{kind}' ({nearest(str(kind), KINDS)})")
-    tools = predicate.get("tool")
-    if not isinstance(tools, (str, list)):
-        raise UserError(f"a predicate of kind '{kind}' must name its tool")
+    if not concerns(predicate, name):
+        return False
+    kind = str(predicate["kind"])
     try:
-        return name in ([tools] if isinstance(tools, str) else tools) and KINDS[kind](predicate, arguments)
+        if kind == NEEDS:
+            return _needs(predicate, name, arguments, earlier)
+        return KINDS[kind](predicate, arguments)
     except KeyError as error:
         if error.args and error.args[0] in _PARAMETERS:
             raise UserError(f"a predicate of kind '{kind}' lacks {error}") from None
         raise
+
+
+def concerns(predicate: Mapping[str, Any], name: str) -> bool:
+    """Whether a rule says anything of calls of the tool ``name``. Raises UserError on a predicate that is none."""
+    kind = predicate.get("kind")
+    if kind not in KINDS and kind != NEEDS:
+        raise UserError(f"unknown kind of predicate '{kind}' ({nearest(str(kind), [*KINDS, NEEDS])})")
+    tools = predicate.get("tool", _TOOLS.get(str(kind)))
+    if not isinstance(tools, (str, list, tuple)):
+        raise UserError(f"a predicate of kind '{kind}' must name its tool")
+    return name in ([tools] if isinstance(tools, str) else tools)
 
 
 def allows(predicate: Mapping[str, Any]) -> Callable[[str, Mapping[str, Any]], bool]:
@@ -255,8 +275,13 @@ def _statements(arguments: Mapping[str, Any]) -> list[Any]:
 def _path(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
     """``deny``: globs over whole paths, ``except``: globs that are allowed all the same.
     Paths are compared without ``..`` and ``~``."""
-    paths = [arguments[name] for name in ("path", "file", "filename") if name in arguments]
+    paths = [arguments[name] for name in _PATHS if name in arguments]
     paths = [path for value in paths for path in (value if isinstance(value, list) else [value])]
+    paths += [
+        path for text in arguments.values() if isinstance(text, str) for pair in _PATCHED.findall(text) for path in pair if path
+    ]
+    changes = arguments.get("changes")  # of `codex exec --json`
+    paths += [one.get("path") for one in changes if isinstance(one, Mapping)] if isinstance(changes, list) else []
     if not paths or not all(isinstance(path, str) and path for path in paths):
         raise UnreadableError("there is no path")
     return any(
@@ -264,6 +289,11 @@ def _path(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
         and not any(fnmatchcase(whole, glob) for glob in predicate.get("except", ()))
         for whole in map(plain_path, paths)
     )
+
+
+_PATHS = ("path", "file", "filename", "file_path", "notebook_path")
+_PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$|^\*\*\* Move to: (.+)$", re.MULTILINE)
+"""A file that a patch of Codex names."""
 
 
 def plain_path(path: str, home: str = "/home/user", folder: str = "/home/user") -> str:
@@ -276,10 +306,89 @@ def plain_path(path: str, home: str = "/home/user", folder: str = "/home/user") 
 def _pattern(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
     """``pattern``: a regular expression that no argument (or none of ``fields``) may match."""
     fields = predicate.get("fields") or list(arguments)
-    text = "\n".join(str(arguments.get(name, "")) for name in fields)
+    values = [arguments.get(name, "") for name in fields]
+    text = "\n".join(" ".join(map(str, value)) if isinstance(value, list) else str(value) for value in values)
     return re.search(predicate["pattern"], unicodedata.normalize("NFKC", text), re.IGNORECASE) is not None
 
 
+def _tool(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    """Forbids every call of the tool."""
+    return True
+
+
+def _command(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    """``deny``: commands of the shell that none may begin with; their options may stand anywhere in it.
+    ``git push --force`` forbids ``cd x && git push origin main --force``."""
+    denied = predicate["deny"]
+    commands = commands_of(arguments)
+    return any(_begins(words, deny) for deny in ([denied] if isinstance(denied, str) else denied) for words in commands)
+
+
+def commands_of(arguments: Mapping[str, Any]) -> list[list[str]]:
+    """The simple commands, as words, of a call of a shell: of pipes, lists and ``bash -c``. Raises UnreadableError."""
+    given = next((arguments[name] for name in ("command", "cmd", "script", "input") if arguments.get(name)), None)
+    if isinstance(given, list) and all(isinstance(word, str) for word in given) and given:
+        if len(given) == 3 and given[1] in ("-c", "-lc"):
+            return commands_of({"command": given[2]})
+        return [given]
+    if not isinstance(given, str):
+        raise UnreadableError("there is no command")
+    lexer = shlex.shlex(_HEREDOC.sub(r"\1", given).replace("\n", " ; "), posix=True, punctuation_chars=";|&()")
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError as error:
+        raise UnreadableError(f"the command cannot be read: {error}") from None
+    split: list[list[str]] = [[]]
+    for word in words:
+        if word and set(word) <= set(";|&()"):
+            split.append([])
+        elif split[-1] or not (_ASSIGNED.fullmatch(word) or word in _BEFORE):
+            split[-1].append(word)
+    inside = [words[2] for words in split if len(words) > 2 and words[0] in _RUNS and words[1] in ("-c", "-lc")]
+    return [words for words in split if words] + [words for text in inside for words in commands_of({"command": text})]
+
+
+_HEREDOC = re.compile(r"(<<-?\s*(['\"]?)(\w+)\2[^\n]*)\n.*?\n\s*\3(?=\s|$)", re.DOTALL)
+"""A text that a command is given: no command."""
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_BEFORE, _RUNS = ("sudo", "time", "command", "exec", "env", "nohup", "then", "do", "else", "!"), ("bash", "sh", "zsh")
+"""Words before a command, and commands that run a text of commands."""
+
+
+def _begins(words: Sequence[str], denied: str) -> bool:
+    wanted = denied.split()
+    plain, options = ([w for w in wanted if w.startswith("-") == which] for which in (False, True))
+    operands = [word for word in words if not word.startswith("-")]
+    return bool(wanted) and operands[: len(plain)] == plain and set(options) <= set(words)
+
+
+def _needs(predicate: Mapping[str, Any], name: str, arguments: Mapping[str, Any], earlier: Sequence[Call] | None) -> bool:
+    """``command``: one of the shell; ``first``: one that must have run since the last of these, or since the session began."""
+    command, first = str(predicate["command"]), str(predicate["first"])
+    here = commands_of(arguments)
+    at = next((i for i, words in enumerate(here) if _begins(words, command)), None)
+    if at is None or any(_begins(words, first) for words in here[:at]):
+        return False
+    if earlier is None:
+        raise UnreadableError("what was called before is not known")
+    for called, given in reversed(earlier):
+        if not concerns(predicate, called):
+            continue
+        try:
+            commands = commands_of(given)
+        except UnreadableError:
+            continue
+        for words in reversed(commands):
+            if _begins(words, first):
+                return False
+            if _begins(words, command):
+                return True
+    return True
+
+
+NEEDS = "needs"
+"""The kind of predicate that looks at earlier calls: see :func:`_needs`."""
 KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], bool]] = {
     "email": _email,
     "language": _language,
@@ -289,8 +398,11 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], bool]] = {
     "sql-control": _sql_control,
     "path": _path,
     "pattern": _pattern,
+    "tool": _tool,
+    "command": _command,
 }
-_PARAMETERS = ("allow", "limit", "control", "deny", "pattern")
+_TOOLS = {"command": SHELLS, NEEDS: SHELLS}
+_PARAMETERS = ("allow", "limit", "control", "deny", "pattern", "command", "first")
 
 
 def _need(name: str, what: str) -> Any:

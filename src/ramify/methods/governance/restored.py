@@ -19,11 +19,11 @@ from ramify.methods.governance.lost_rules import (
     LeftOutPlace,
     RestoredFork,
     RestoredRules,
-    Rule,
     RuleAudit,
-    breaks,
     calls_of,
 )
+from ramify.methods.governance.predicates import NEEDS
+from ramify.methods.governance.written_rules import Rule, breaks
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.fork import Arm, fork
 from ramify.rollout.run import Episodes
@@ -113,6 +113,8 @@ def _forked(episodes: Episodes, node: Node, rule: Rule, n: int) -> tuple[Counts,
     """Continuations that break the rule at one reply: as it was, and with the rule. Raises UserError where what was shown there
     cannot be shown again, and as :func:`fork`."""
     run = episodes.run
+    if rule.predicate is not None and rule.predicate["kind"] == NEEDS:
+        raise UserError(f"what breaks {rule.text!r} depends on the calls before, which a fork does not read")
     if not node.head and episodes.agent.compactor is None:  # then the fork continues from the messages before the reply
         before = episodes.load(node.tree).node(str(node.parent))
         shown, again = run.shown(node.id).messages, as_messages(episodes.prompts.shown(before, len(before)))

@@ -14,13 +14,15 @@ from ramify.base.ledger import Ledger
 from ramify.base.progress import Progress
 from ramify.base.waiting import wait_for
 from ramify.engine.named import find_model
-from ramify.kit import ForkEnv, ForkModel, Form, Trust, Verbs, argument, check_forks, option
+from ramify.kit import ForkEnv, ForkModel, Form, Trust, Verbs, argument, check_forks, only_for, option
 from ramify.methods.governance import lost_rules
 from ramify.methods.governance.algorithm import RATE, BenchReport, RuleMixture, mixture
 from ramify.methods.governance.attack import RuleAttack, search, share_cells
+from ramify.methods.governance.obeyed import RuleJudges
 from ramify.methods.governance.record import read_rows
 from ramify.methods.governance.run import Bench, BenchConfig, NamedModel, report
 from ramify.methods.governance.standing_rules import reader, scenarios
+from ramify.methods.governance.written_rules import read_rules
 from ramify.render.result import Result, Section, table, to_document
 from ramify.render.terminal import progress
 from ramify.rollout.commands import commands_at
@@ -95,12 +97,37 @@ def attack(
 @app.verb(keeps="log")
 def audit(
     log: Annotated[
-        Path, argument(metavar="LOG", help="Logged calls or conversations of any known format, or the folder of a run.")
+        list[Path],
+        argument(
+            metavar="LOG...",
+            help="Sessions of Claude Code or Codex, logged calls or conversations of any known format, folders of these, or the "
+            "folder of a run.",
+        ),
     ],
-    rules: Annotated[Path, option("--rules", help="One rule a line, or .toml/.json with text and predicate.")],
+    rules: Annotated[
+        Path | None,
+        option(
+            "--rules",
+            metavar="FILE",
+            help="One rule a line, .toml/.json with text and predicate, or Markdown (CLAUDE.md, AGENTS.md); default: what the "
+            "sessions show of CLAUDE.md and AGENTS.md.",
+        ),
+    ] = None,
     form: Form = None,
     out: Written = None,
     strict: Annotated[bool, option("--strict", help="Exit code 1 where a rule was lost.")] = False,
+    judge: Annotated[
+        list[str] | None,
+        option(
+            "--judge",
+            metavar="MODEL",
+            help="Models that judge what no predicate decides: chat:MODEL@URL; whether a rule is still there in other words, and "
+            "whether replies break it.",
+        ),
+    ] = None,
+    judged: Annotated[
+        int | None, option("--judged", metavar="N", min=1, help="Replies judged of each rule before and after; default: 20.")
+    ] = None,
     fork: Annotated[
         int | None,
         option(
@@ -113,24 +140,27 @@ def audit(
     env: ForkEnv = None,
     trust: Trust = False,
 ) -> lost_rules.RuleAudit:
-    """Which of your rules did compaction drop in your own logs, when, and what was called afterwards?
+    """Which of your rules did compaction drop in your own logs, when, and what was done against them, before and after?
 
     With --fork each forbidden call of a run is put to the test; the same command again loads what was played.
     """
     check_forks(fork, model, env, trust)
-    known = lost_rules.read_rules(rules)
-    found = lost_rules.audit(log, known, form)
-    made = lost_rules.findings(found, commands_at(log))
-    why = conclude(log, lost_rules.AUDIT, made)
+    if not judge:
+        only_for("an audit without --judge", judged=judged)
+    judges = RuleJudges.of(judge, judged or 20, find_model) if judge else None
+    found = lost_rules.audit(log, None if rules is None else read_rules(rules), form, judges)
+    run, known = log[0], found.known
+    made = lost_rules.findings(found, commands_at(run))
+    why = conclude(run, lost_rules.AUDIT, made)
     if fork is not None:
         from ramify.methods.governance import restored
 
         with progress("audit", kept="the continuations played so far stay in the run: the same command continues") as bar:
             whole = lambda total: bar.begin(total, unit="continuations")  # noqa: E731
-            forks = restored.restored(log, found, known, fork, model, env, trust, whole, bar.at)
+            forks = restored.restored(run, found, known, fork, model, env, trust, whole, bar.at)
         found = replace(found, forks=forks, verdict=f"{found.verdict}; {forks.verdict}")
-        why = conclude(log, lost_rules.AUDIT, [*made, *restored.findings(forks)])
-    found = replace(found, strict=strict, caveats=(why,) if why else ())
+        why = conclude(run, lost_rules.AUDIT, [*made, *restored.findings(forks)])
+    found = replace(found, strict=strict, caveats=(*found.caveats, *([why] if why else [])))
     if out is not None:
         write_whole(out, to_document("Rules in logged conversations", found))
     return found
