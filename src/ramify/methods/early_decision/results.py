@@ -519,7 +519,7 @@ class StopCalibrated(StageFound):
     anew: Proportion | None
     """Answers that change when they are sampled once more after the whole thought: no stop can be safer."""
     left_out: Mapping[str, int]
-    spent: Spent = field(metadata=CALL)
+    spent: Spent = field(default_factory=dict, metadata=CALL)
 
     @property
     def chosen(self) -> Rule | None:
