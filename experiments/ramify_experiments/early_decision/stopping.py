@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,19 @@ from ramify.base.seeds import derive_key, generator
 from ramify.engine.named import find_sampled
 from ramify.methods.early_decision.middleware import StopPlan, StopThinking
 from ramify.methods.early_decision.stopping import Rule
-from ramify.model.protocol import Completion, Model, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
+from ramify.rollout.sampler import token_ids
 from ramify.score.steps import write_rows
+from ramify.stats.intervals import bootstrap, clopper_pearson
 from ramify_experiments.early_decision.organisms import CLOSE, REFUSE, THINK, OrganismRecipe, ask
 from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.real import raw_ids
 
 ALPHA, LEVEL = 0.1, 0.95
-CALIBRATED, SERVED = 64, 48
+CALIBRATED, SERVED = 46, 32
 """Prompts that calibrate, and others that are served."""
 RULES = ("consistency", "confidence", "budget")
-WORKED = ((3, 4, 2), (5, 1, 3), (2, 6, 1))
+WORKED = ((3, 4, 2), (5, 1, 8))
 ARMS = {
     "checked": " So it is {t}. Let me check that again: {t} - {c} = {s}, and {s} - {b} = {a}, which is right.",
     "worked out": "",
@@ -39,13 +41,13 @@ ARMS = {
 SETTINGS = {
     "open": "\nThought:",
     "close": "\nAnswer:",
-    "think-tokens": 72,
-    "answer-tokens": 4,
+    "think-tokens": 64,
+    "answer-tokens": 3,
     "temperature": 0.6,
     "k": 1,
     "modes": "thinking",
 }
-EVERY, PROBE = 6, 4
+EVERY, PROBE = 8, 3
 
 
 def _thought(a: int, b: int, c: int, arm: str) -> str:
@@ -102,57 +104,62 @@ def _study(
         write_rows(prompts, rows[:CALIBRATED])
         flags = [text for name, value in settings.items() for text in (f"--{name}", value)]
         call_verb("early-decision", "run", "--model", model, "--prompts", prompts, "--seed", seed, "--out", out, *flags)
-        found, by_rule = {}, {}
-        for rule in RULES:
-            given = ("--rule", rule, "--alpha", ALPHA, "--level", LEVEL, "--every", every, "--probe-tokens", probe)
-            found = call_verb("early-decision", "calibrate", out, *given, "--answer", answer, "--held-out", 0)
-            row = next(one for one in found["rules"] if one["name"] == rule)
-            by_rule[rule] = {"calibration": row["calibration"], "served": None}
-            if row["calibration"] is not None:
-                inner = find_sampled(model)[0]
-                heads = [row["prompt_ids"] for row in rows[CALIBRATED:]]
-                by_rule[rule]["served"] = asyncio.run(_served(inner, out, heads, seed))
-        return {"rules": by_rule, "anew": found["anew"], "prompts": found["prompts"]}
-
-
-async def _served(inner: Model, run: Path, prompts: Sequence[Sequence[int]], seed: int) -> dict[str, Any]:
-    """Replies through the middleware, and the same thoughts to their end (the same sample keys, a rule that never stops)."""
-    stops, whole = StopThinking(inner, str(run)), StopThinking(inner, str(run))
-    assert stops.plan is not None
-    whole.plan = replace(stops.plan, rule=Rule("budget", float("inf")))
-    config = stops.plan.config
-    settings = Sampling(
-        config.temperature,
-        config.top_p,
-        config.top_k,
-        config.think_tokens + config.answer_tokens + len(stops.plan.thinking.marks.close),
-    )
-    keys = [derive_key(seed, "stopping served", i) for i in range(len(prompts))]
-
-    async def both(prompt: Sequence[int], key: int) -> dict[str, Any] | None:
-        given = Prefix(np.array(prompt, np.int32))
-        (a,), (b,) = [await one.sample(given, 1, settings, [key]) for one in (stops, whole)]
-        answers = [await _answer(stops.plan, prompt, one) for one in (a, b)]
-        notes = [(one.data or {})["stop_thinking"] for one in (a, b)]
-        if not answers[1]:
-            return None
+        given = [
+            "--alpha",
+            ALPHA,
+            "--level",
+            LEVEL,
+            "--every",
+            every,
+            "--probe-tokens",
+            probe,
+            "--answer",
+            answer,
+            "--held-out",
+            0,
+        ]
+        found = call_verb("early-decision", "calibrate", out, *given)
+        rows_of = {one["name"]: one["calibration"] for one in found["rules"] if one["calibration"] is not None}
+        served: dict[str, Any] = {}
+        if rows_of:
+            if "consistency" not in rows_of:  # a run without a certified rule is refused, whatever other rules could do
+                call_verb("early-decision", "calibrate", out, *given, "--rule", next(iter(rows_of)))
+            rules = {name: Rule(**row["rule"]) for name, row in rows_of.items()} | {"whole": Rule("budget", float("inf"))}
+            heads = [row["prompt_ids"] for row in rows[CALIBRATED:]]
+            served = asyncio.run(_served(StopThinking(find_sampled(model)[0], str(out)), rules, heads, seed))
         return {
-            "stopped": notes[0]["stopped"],
-            "wrong": answers[0] != answers[1],
-            "thinking": [one["thinking"] for one in notes],
-            "tokens": [len(one.tokens) + note.get("probe_tokens", 0) for one, note in zip((a, b), notes, strict=True)],
+            "rules": {name: rows_of.get(name) for name in RULES},
+            "served": served,
+            "anew": found["anew"],
+            "prompts": found["prompts"],
         }
 
-    done = await asyncio.gather(*(both(prompt, key) for prompt, key in zip(prompts, keys, strict=True)))
-    kept = [one for one in done if one is not None]
-    return {"n": len(kept), "left_out": len(done) - len(kept), "rows": kept}
+
+async def _served(model: StopThinking, rules: Mapping[str, Rule], prompts: Sequence[Sequence[int]], seed: int) -> dict[str, Any]:
+    """What the middleware replies to new prompts under each rule, with the same sample keys: so thoughts are the same up to where
+    they end."""
+    assert model.plan is not None
+    plan, config = model.plan, model.plan.config
+    room = config.think_tokens + config.answer_tokens + len(plan.thinking.marks.open) + len(plan.thinking.marks.close)
+    settings, out = Sampling(config.temperature, config.top_p, config.top_k, room), {}
+    for name, rule in rules.items():
+        model.plan = replace(plan, rule=rule)
+        given = [(Prefix(np.array(ids, np.int32)), derive_key(seed, "stopping served", i)) for i, ids in enumerate(prompts)]
+        replies = [one for (one,) in await asyncio.gather(*(model.sample(prefix, 1, settings, [key]) for prefix, key in given))]
+        out[name] = [await _reply(plan, one) for one in replies]
+    return out
 
 
-async def _answer(plan: StopPlan | None, prompt: Sequence[int], reply: Completion) -> str:
-    """The answer of a reply as it is compared."""
-    assert plan is not None
-    assert reply.tokens is not None
-    marks, row = plan.thinking.marks, reply.tokens.tolist()
+async def _reply(plan: StopPlan, reply: Completion) -> dict[str, Any]:
+    """How a reply ended, its answer, and what it took."""
+    note = (reply.data or {})["stop_thinking"]
+    tokens = len(token_ids(reply)) + note.get("probe_tokens", 0)
+    return {"stopped": note["stopped"], "answer": await _answer(plan, reply), "thinking": note["thinking"], "tokens": tokens}
+
+
+async def _answer(plan: StopPlan, reply: Completion) -> str:
+    """The answer of a reply as it is compared; "" where its thinking was not closed."""
+    marks, row = plan.thinking.marks, token_ids(reply)
     ends = [i + len(mark) for mark in (marks.close, marks.mark) for i in range(len(row)) if tuple(row[i : i + len(mark)]) == mark]
     if not ends:
         return ""
@@ -164,35 +171,34 @@ async def _answer(plan: StopPlan | None, prompt: Sequence[int], reply: Completio
 
 
 def checked(checks: Checks, arm: str, found: dict[str, Any], least: float | None, most: float | None) -> None:
-    """What a study of an arm says: the wrong stops of new prompts within the bound, tokens saved at least ``least`` or at most
-    ``most``."""
+    """What a study of an arm says: the wrong stops of new prompts within the bound, thinking saved by the default rule at least
+    ``least`` or at most ``most``."""
     if found["anew"]:
         checks.share(f"{arm}: answers that change when sampled once more", found["anew"]["k"], found["anew"]["n"])
-    for rule, one in found["rules"].items():
+    for rule, row in found["rules"].items():
         name = f"{arm}, {rule}"
-        if one["calibration"] is None:
-            checks.value(f"{name}: certified", 0, found["prompts"])
+        if row is None:
+            checks.value(f"{name}: settings certified", 0, found["prompts"])
             continue
-        checks.value(f"{name}: certified at", one["calibration"]["rule"]["setting"], found["prompts"])
-        rows = one["served"]["rows"]
-        wrong = sum(row["wrong"] for row in rows)
-        checks.share(f"{name}: answers changed, new prompts", wrong, len(rows), "<=", ALPHA, exact=True)
-        checks.share(f"{name}: thoughts ended early", sum(row["stopped"] for row in rows), len(rows))
-        for what in ("thinking", "tokens"):
-            spent = np.array([row[what] for row in rows], float)
-            saved = 1 - spent[:, 0].sum() / spent[:, 1].sum()
-            picks = generator(0, "stopping saved").integers(0, len(rows), (2000, len(rows)))
-            ends = np.quantile(1 - spent[picks, 0].sum(1) / spent[picks, 1].sum(1), [0.025, 0.975]).tolist()
-            judged = what == "thinking" and rule == "consistency"
-            op, limit = (
-                (">=", least)
-                if judged and least is not None
-                else ("<=", most)
-                if judged and most is not None
-                else ("report", None)
-            )
-            what = "thinking saved" if what == "thinking" else "all tokens saved, probes taken off"
-            checks.value(f"{name}: {what}", saved, len(rows), op, limit, tuple(ends))
+        checks.value(f"{name}: certified at", row["rule"]["setting"], found["prompts"])
+        pairs = [(a, b) for a, b in zip(found["served"][rule], found["served"]["whole"], strict=True) if b["answer"]]
+        wrong, n = sum(a["answer"] != b["answer"] for a, b in pairs), len(pairs)
+        checks.share(f"{name}: answers changed, new prompts", wrong, n, exact=True)
+        low = clopper_pearson(wrong, n)[0]
+        checks.value(f"{name}: lower end of that, within the bound", low, n, "<=", ALPHA)
+        checks.share(f"{name}: thoughts ended early", sum(a["stopped"] for a, _ in pairs), n)
+        for what, says in (("thinking", "thinking saved"), ("tokens", "all tokens saved, probes taken off")):
+            spent = np.array([(a[what], b[what]) for a, b in pairs], float)
+
+            def saved(picks: np.ndarray, spent: np.ndarray = spent) -> np.ndarray:
+                at = spent[picks.astype(int)].sum(axis=1)
+                return np.asarray(1 - at[:, 0] / at[:, 1])
+
+            value = float(saved(np.arange(n)[None])[0])
+            limit: tuple[str, float | None] = ("report", None)
+            if what == "thinking" and rule == "consistency" and (least, most) != (None, None):
+                limit = ("<=", most) if least is None else (">=", least)
+            checks.value(f"{name}: {says}", value, n, *limit, bootstrap(np.arange(n), saved))
 
 
 def real_stopping(model: str, cells: ResultCache, checks: Checks, seed: int) -> None:
