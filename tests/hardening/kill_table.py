@@ -84,6 +84,7 @@ VERBS: tuple[Verb, ...] = (
         after="early-decision run",
         name="early-decision turns",
     ),
+    Verb("early-decision calibrate study --every 2 --held-out 0 --json", after="early-decision run"),
     Verb(
         "diagnose run --repo {in}/shop --issue {in}/issue.md --out found --case case.json --json",
         readers=("diagnose inject found --json",),

@@ -112,6 +112,7 @@ class Made:
                 "prompt": float(request),
                 "turn": 0.1 + 0.8 * (sum(stances[-1:]) > 0),
                 "sum": (np.sign(sum(stances)) + 1) / 2,
+                "start": float(sum(stances[:5]) > 0),
             }
             text, stop = "yes" if rng.random() < chance[self.follows] else "no", "eos"
         else:
@@ -137,14 +138,19 @@ def follows_sum() -> Made:
     return Made("sum")
 
 
+def follows_start() -> Made:
+    """Answers as most of its first five lines have it."""
+    return Made("start")
+
+
 def make_reader() -> Callable[[str, Sequence[str]], list[int]]:
     """Reads the stance off a chunk's last line."""
     return lambda prompt, chunks: [1 if chunk.endswith(LINE[1]) else -1 for chunk in chunks]
 
 
-def _made(rep: Repetition, model: Callable[[], Made], k: int) -> Path:
-    """A study of a made model: twelve prompts, each with a chance of its own that it says."""
-    chances = generator(rep.seed, "prompts").uniform(0.2, 0.8, PROMPTS).round(3).tolist()
+def _made(rep: Repetition, model: Callable[[], Made], k: int, chances: Sequence[float] = ()) -> Path:
+    """A study of a made model: prompts, each with a chance that it says, by default twelve with one of its own."""
+    chances = chances or generator(rep.seed, "prompts").uniform(0.2, 0.8, PROMPTS).round(3).tolist()
     ids = CharTokenizer().encode
     rows = [{"id": f"p{i}", "prompt_ids": ids(f"{chance}"), "prompt": str(chance)} for i, chance in enumerate(chances)]
     prompts, out = rep.folder / "prompts.jsonl", rep.folder / "run"
@@ -178,12 +184,42 @@ def _settles(model: Callable[[], Made]) -> Callable[[Repetition], bool]:
     return found
 
 
+CHANGED = 0.1
+"""The share of answers that may change, and in the null at its edge does."""
+EDGE = (1 - (1 - 2 * CHANGED) ** 0.5) / 2
+"""Of yes: two answers then differ in ``CHANGED`` of the cases."""
+
+
+def _ended(
+    rep: Repetition, model: Callable[[], Made], rule: str, n: int, every: int = 32, chance: float = 0.5
+) -> dict[str, Any] | None:
+    """The rule that is certified for a made model, on the thoughts that calibrate it."""
+    flags = ["--rule", rule, "--alpha", CHANGED, "--every", every, "--probe-tokens", 3, "--held-out", 0]
+    found = rep.verb("early-decision", "calibrate", _made(rep, model, 1, [chance] * n), *flags)
+    return next(one["calibration"] for one in found["rules"] if one["name"] == rule)
+
+
+def _ends_at_the_edge(rep: Repetition) -> bool:
+    found = _ended(rep, follows_prompt, "budget", 90, 64, EDGE)
+    return found is not None and found["stopped"]["value"] == 1
+
+
+def _saves(model: Callable[[], Made], share: float) -> Callable[[Repetition], bool]:
+    def found(rep: Repetition) -> bool:
+        row = _ended(rep, model, "consistency", 60)
+        return row is not None and row["thinking_saved"] > share
+
+    return found
+
+
 def _moves(rep: Repetition) -> bool:
     low, high = rep.verb("early-decision", "report", _made(rep, follows_prompt, 8))["thinking"]["all"]["change_interval"]
     return not low <= 0 <= high
 
 
 COIN: dict[str, Any] = {"wanted": 0.05, "quick": 16}
+FEWER: dict[str, Any] = {"full": 100, "quick": 10}
+"""Repetitions of a case that takes seconds each."""
 SUN: dict[str, Any] = {"wanted": 0.8, "full": 50, "quick": 6}
 
 CASES = (
@@ -251,6 +287,31 @@ CASES = (
         "planted",
         "The answer is the last line's nine times of ten; a finding is any turn said to move it.",
         _turns(follows_turn),
+        **SUN,
+    ),
+    KnownCase(
+        "calibrate: one answer in ten changes",
+        "nothing",
+        "Wherever the thinking ends, the answer changes in exactly the share that may; a finding is a budget said to change less "
+        "(--alpha 0.1), at which all thoughts end.",
+        _ends_at_the_edge,
+        0.05,
+        **FEWER,
+    ),
+    KnownCase(
+        "calibrate: the last line decides",
+        "nothing",
+        "The answer follows the last of ten lines nine times of ten, so nothing is settled before the end; a finding is a rule "
+        "that saves more than a twentieth of the thinking.",
+        _saves(follows_turn, 0.05),
+        0.05,
+        **FEWER,
+    ),
+    KnownCase(
+        "calibrate: the first half decides",
+        "planted",
+        "The answer is what most of the first five of ten lines say; a finding is a rule that saves a fifth of the thinking.",
+        _saves(follows_start, 0.2),
         **SUN,
     ),
     KnownCase(

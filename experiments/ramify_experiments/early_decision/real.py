@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.seeds import generator
+from ramify_experiments.early_decision.stopping import real_stopping
 from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.real import raw_ids
 
@@ -78,7 +79,7 @@ def studied(model: str, arm: str, label: str, seed: int) -> dict[str, Any]:
 
 
 def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
-    """The instructed commitment, prompted reasoning, and coins."""
+    """The instructed commitment, prompted reasoning, and coins; thinking that is ended early."""
     checks = Checks((first,), KNOWN)
     arms = {"commit": ("commit", YES), "reason": ("reason", YES), "coins": ("reason", COIN)}
     plan = {name: {"model": model, "arm": arm, "label": label, "seed": first} for name, (arm, label) in arms.items()}
@@ -112,4 +113,5 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
         fall = found["continued"]["open_fall"]
         checks.value(f"{name}: open variance falls by", fall["value"], QUESTIONS, interval=fall["interval"])
         checks.value(f"{name}: p of that fall", fall["p"], QUESTIONS, *limits.get("p", REPORTED))
+    real_stopping(model, cells, checks, first)
     return checks

@@ -112,8 +112,17 @@ class Layout:
 
     def count(self, prefix: Prefix) -> int:
         """Tokens of a chat as it is rendered, with the header of the reply. Raises what a sample raises."""
-        tokens = self._prompt(prefix).inside.tokens
+        tokens = self.rendered(prefix).tokens
         return 0 if tokens is None else len(tokens)
+
+    def rendered(self, prefix: Prefix) -> Prefix:
+        """A chat as token ids, with the header of the reply. Raises what a sample raises."""
+        return self._prompt(prefix).inside
+
+    def reply(self, prefix: Prefix, completion: Completion) -> Completion:
+        """A sample that was made after :meth:`rendered`, as :meth:`sample` returns its own: with the rendered prompt,
+        remembered."""
+        return self._remembered(completion, self._prompt(prefix))
 
     def _settings(self, settings: Sampling) -> Sampling:
         return replace(settings, stop_tokens=(*settings.stop_tokens, *self.template.stop_tokens))

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ramify.base import registry
+from ramify.base.errors import UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, TokenScores
 from ramify.model.streaming import Pieces, stream, whole
@@ -38,6 +39,8 @@ class Middleware:
     """
 
     name = "middleware"
+    argued = ""
+    """How it is named, where its bare name is a mistake that :func:`wrap` refuses."""
     rewrites = False
 
     def __init__(self, inner: Model, argument: str = "") -> None:
@@ -131,8 +134,10 @@ async def told_by(layers: Sequence[Middleware], seen: Sequence[Prefix], completi
 
 def wrap(model: Model, names: Sequence[str]) -> Model:
     """``model`` inside the middleware of these names (NAME or NAME:ARGUMENT), the first outermost.
-    Raises UserError with the nearest name."""
+    Raises UserError with the nearest name, and on a bare name where an argument is needed."""
     for name in reversed(names):
         make: Make = registry.named("middleware", name)
+        if ":" not in name and (argued := getattr(make, "argued", "")):
+            raise UserError(f"middleware '{name}' is named {argued}")
         model = make(model)
     return model

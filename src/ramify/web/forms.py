@@ -21,7 +21,7 @@ from ramify.web.replies import Reply, ReplyPart, Token
 
 DEFAULT_TOKENS = 1024
 """Longest reply where neither the request nor the model sets a limit."""
-NOTES = ("scores", "pins", "memory", "orchestrator")
+NOTES = ("scores", "pins", "memory", "orchestrator", "stop_thinking")
 """Fields of a sample's data that clients receive as ``ramify``: the results of middleware."""
 Top = list[tuple[int, float]]
 """The likeliest tokens at one position, with their log-probs under the model."""

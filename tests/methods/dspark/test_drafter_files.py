@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.dspark.drafter_files import auto_layers, for_target, load_drafter, save_drafter
+from ramify.methods.dspark.drafter_files import auto_layers, for_target, layout, load_drafter, save_drafter
 from ramify.methods.dspark.drafters import Qwen3Drafter
 
 
@@ -190,3 +190,139 @@ def test_a_drafter_for_a_transformers_model() -> None:
     module.config.final_logit_softcapping = 30.0
     with pytest.raises(NeedsError, match="no drafter for 'llama' here: its embedding or logits use final_logit_softcapping"):
         for_target(module)
+
+
+# -- the layout of speculators
+
+PUBLISHED: dict[str, Any] = {
+    "architectures": ["DSparkDraftModel"],
+    "auto_map": {"": "config.DSparkSpeculatorConfig"},
+    "speculators_model_type": "dspark",
+    "speculators_version": "0.9.0",
+    "block_size": 3,
+    "markov_rank": 6,
+    "markov_head_type": "vanilla",
+    "draft_vocab_size": 40,
+    "mask_token_id": 39,
+    "max_anchors": 1024,
+    "target_hidden_size": None,
+    "aux_hidden_state_layer_ids": [1, 3],
+    "speculators_config": {
+        "algorithm": "dspark",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+        "verifier": {"name_or_path": "org/model", "architectures": ["Qwen3ForCausalLM"]},
+    },
+    "transformer_layer_config": {
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 32,
+        "rms_norm_eps": 1e-05,
+        "vocab_size": 40,
+        "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
+    },
+}
+"""The fields of RedHatAI's drafter for GLM-5.2, with sizes of a target here."""
+
+
+def as_speculators(folder: Path, kind: str = "dspark", **changes: Any) -> Qwen3Drafter:
+    drafter = made(kind, **changes)
+    target().save(folder / "target")
+    save_drafter(drafter, folder / "d", folder / "target")
+    return drafter
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("dspark", {}),
+        ("dspark", {"confidence": False, "target_layers": [1]}),
+        ("eagle3", {}),
+        ("dspark", {"drafted": [3, 5, 38]}),
+        ("eagle3", {"drafted": [0, 1, 2, 30]}),
+    ],
+)
+def test_a_drafter_comes_back_from_the_layout_of_speculators(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    drafter = as_speculators(tmp_path, kind, **changes)
+    again = load_drafter(tmp_path / "d", target())
+    assert layout(tmp_path / "d") == "speculators"
+    assert again.config == drafter.config
+    own = drafter.state_dict()
+    assert own.keys() == again.state_dict().keys()
+    assert all(torch.equal(own[name], value) for name, value in again.state_dict().items())
+
+
+def test_its_config_is_what_vllm_reads(tmp_path: Path) -> None:
+    as_speculators(tmp_path, "eagle3")
+    record = json.loads((tmp_path / "d" / "config.json").read_text())
+    assert record["speculators_model_type"] == record["speculators_config"]["algorithm"] == "eagle3"
+    assert record["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]  # by what enters them
+    assert record["transformer_layer_config"]["num_hidden_layers"] == 1
+    verifier = record["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": str((tmp_path / "target").resolve()), "architectures": ["Qwen3ForCausalLM"]}
+    assert record["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    with safe_open(tmp_path / "d" / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert {"layers.0.hidden_norm.weight", "fc.weight", "norm.weight", "lm_head.weight", "embed_tokens.weight"} <= names
+    assert not any(name.startswith("midlayer") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "why"),
+    [
+        ("dflash", {}, "its DFlash samples no token at the anchor"),
+        ("dspark", {"head": "rnn"}, "'rnn'"),
+        ("dspark", {"rank": 0}, "rank 0"),
+    ],
+)
+def test_what_vllm_cannot_load_is_not_written(kind: str, changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(NeedsError, match=why):
+        as_speculators(tmp_path, kind, **changes)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_published_config_is_read(tmp_path: Path) -> None:
+    drafter = as_speculators(tmp_path, target_layers=[0, 2])
+    (tmp_path / "d" / "config.json").write_text(json.dumps(PUBLISHED))
+    tensors = {name: value for name, value in load_file(tmp_path / "d" / "model.safetensors").items() if "embed" not in name}
+    save_file({**tensors, "verifier_norm.weight": torch.ones(16)}, tmp_path / "d" / "model.safetensors")
+    again = load_drafter(tmp_path / "d", target())
+    changed = {"rope_theta": 8e6, "norm_eps": 1e-5, "anchors": 1024, "context": 2048}
+    assert again.config == dataclasses.replace(drafter.config, **changed)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("speculators_model_type", "peagle", "a speculator of type 'peagle' is not a drafter known here; known: dspark, eagle3"),
+        ("sample_from_anchor", False, "sample_from_anchor is False, and a drafter here has True"),
+        ("aux_hidden_state_layer_ids", [1, 4], "is the last"),
+        ("target_hidden_size", 32, "target_hidden_size is 32, and a drafter here has 16"),
+        ("block_size", None, "describes no speculator"),
+        ("mask_token_id", "missing", "field 'mask_token_id' is missing"),
+        ("transformer_layer_config", "missing", "field 'transformer_layer_config' is missing"),
+        ("model_type", "llama", "transformer_layer_config.model_type is 'llama', and a drafter here has 'qwen3'"),
+        ("layer_types", ["sliding_attention"], "layer_types is 'sliding_attention'"),
+        ("rope_parameters", {"rope_type": "yarn"}, "rope_type is 'yarn'"),
+        ("vocab_size", 41, "for a target with vocab 41"),
+    ],
+)
+def test_a_speculator_that_is_no_drafter_here_is_one_sentence(field: str, value: Any, said: str, tmp_path: Path) -> None:
+    as_speculators(tmp_path, target_layers=[0, 2])
+    record = json.loads(json.dumps(PUBLISHED))
+    shape = record["transformer_layer_config"]
+    where = record if field in record or field == "sample_from_anchor" else shape
+    where[field] = value
+    if field == "vocab_size":
+        record["draft_vocab_size"] = value
+    if value == "missing":
+        del where[field]
+    (tmp_path / "d" / "config.json").write_text(json.dumps(record))
+    with pytest.raises(UserError) as caught:
+        load_drafter(tmp_path / "d", target())
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,8 +1,9 @@
-"""Drafters for a target, and on disk in the layout of DeepSpec, which vLLM and SGLang read.
+"""Drafters for a target, and on disk in the layout of DeepSpec, which vLLM and SGLang read, or of speculators
+(:mod:`ramify.methods.dspark.speculators`).
 
-The folder holds ``config.json`` (the fields of a Qwen3 model, and of the drafter) and ``model.safetensors`` with the names
-``embed_tokens, layers.*, norm, fc, hidden_norm, lm_head, markov_head.*, confidence_head.proj`` (Eagle3:
-``midlayer.*``, ``fc``, ``norm``).
+In DeepSpec's the folder holds ``config.json`` (the fields of a Qwen3 model, and of the drafter) and ``model.safetensors`` with
+the names ``embed_tokens, layers.*, norm, fc, hidden_norm, lm_head, markov_head.*, confidence_head.proj`` (Eagle3: ``midlayer.*``,
+``fc``, ``norm``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ramify.base import registry
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import reason, write_whole
 from ramify.engine.tiny import TinyLM, read_config
+from ramify.methods.dspark import speculators
 from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter
 
 ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "Qwen3DSparkModel", "eagle3": "Eagle3Qwen3ForCausalLM"}
@@ -144,16 +146,24 @@ def for_target(
     return drafter
 
 
-def save_drafter(drafter: Qwen3Drafter, folder: Path | str) -> None:
-    """Write ``config.json`` and ``model.safetensors`` in DeepSpec's layout; each file whole or not at all.
+def save_drafter(drafter: Qwen3Drafter, folder: Path | str, target: Path | None = None) -> None:
+    """Write ``config.json`` and ``model.safetensors``, each file whole or not at all: in DeepSpec's layout, or with ``target``,
+    the folder of the model that the drafter is for, in that of speculators.
 
-    Raises NeedsError on a drafter of a kind that the layout does not know.
+    Raises NeedsError on a drafter that the layout, or vLLM where it reads that of speculators, does not know.
     """
-    if drafter.config.kind not in ARCHITECTURES:
-        raise NeedsError(f"DeepSpec's layout knows no drafter of kind '{drafter.config.kind}'")
+    kind = drafter.config.kind
+    if kind not in ARCHITECTURES:
+        raise NeedsError(f"DeepSpec's layout knows no drafter of kind '{kind}'")
+    record = _to_record(drafter)
+    if target is not None:
+        names = read_config(target).get("architectures") or []
+        record = speculators.to_record(drafter.config, drafter.temperatures.tolist(), target.resolve(), names)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {_outside(name): value for name, value in drafter.state_dict().items()}
+    if target is not None:
+        tensors = {speculators.outside(name, kind): value for name, value in tensors.items()}
     tensors |= {"embed_tokens.weight": drafter.embedding, "lm_head.weight": drafter.head}
     weights = {name: value.detach().float().cpu().clone().contiguous() for name, value in tensors.items()}
     if drafter.config.drafted:  # as EAGLE-3 has it: how far each drafted token's id is from its place, and which are drafted
@@ -161,7 +171,7 @@ def save_drafter(drafter: Qwen3Drafter, folder: Path | str) -> None:
         chosen = torch.zeros(drafter.config.vocab, dtype=torch.bool).index_fill_(0, tokens, True)
         weights |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": chosen}
     write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
-    write_whole(folder / "config.json", json.dumps(_to_record(drafter), indent=2) + "\n")
+    write_whole(folder / "config.json", json.dumps(record, indent=2) + "\n")
 
 
 def unserved(config: DrafterConfig) -> str:
@@ -179,13 +189,19 @@ def unserved(config: DrafterConfig) -> str:
     return f"neither vLLM nor SGLang loads a drafter of kind {kind}: it serves `ramify serve --drafter` and transformers only"
 
 
+def layout(folder: Path) -> str:
+    """The layout of the drafter in ``folder``: deepspec or speculators."""
+    return "speculators" if speculators.TYPE in read_config(folder) else "deepspec"
+
+
 def reads(folder: Path) -> bool:
     """Whether ``folder`` holds a drafter in this layout, or the training of one."""
     return (folder / "config.json").is_file() or any(folder.glob(f"{TRAINING}*"))
 
 
 def load_drafter(folder: Path | str, module: nn.Module) -> Qwen3Drafter:
-    """The drafter saved in ``folder``, attached to its target ``module``: what was saved here, or a released checkpoint.
+    """The drafter saved in ``folder``, attached to its target ``module``: what was saved here, or a released checkpoint of
+    DeepSpec or speculators.
 
     Raises UserError naming the file and what is wrong with it: not such a folder, a truncated file, a field or tensor that is
     missing or does not fit the target.
@@ -201,7 +217,11 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Qwen3Drafter:
         )
         raise UserError(f"{folder} holds no drafter: {begun}")
     record = read_config(folder)
-    config = _from_record(record, folder / "config.json")
+    foreign = speculators.TYPE in record
+    if foreign:
+        config = speculators.from_record(record, folder / "config.json", target.shape["target_depth"])
+    else:
+        config = _from_record(record, folder / "config.json")
     for name, theirs in target.shape.items():
         stated = getattr(config, name)
         if name in ("vocab", "width", "heads", "kv_heads", "head_size", "target_depth") and stated != theirs:
@@ -210,6 +230,10 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Qwen3Drafter:
             )
     drafter: Qwen3Drafter = registry.get("drafter", config.kind)(config)
     weights = _read(folder / "model.safetensors")
+    if foreign:
+        weights = {
+            speculators.inside(name, config.kind): value for name, value in weights.items() if name not in speculators.VERIFIERS
+        }
     offsets = weights.pop("d2t", None)
     for name in ("embed_tokens.weight", "lm_head.weight", "t2d"):
         weights.pop(name, None)

@@ -18,9 +18,9 @@ from ramify.base.progress import SILENT, Progress
 from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import FILE, Profile
-from ramify.methods.dspark import lossless, prompts
+from ramify.methods.dspark import lossless, prompts, speculators
 from ramify.methods.dspark.algorithm import scaled
-from ramify.methods.dspark.drafter_files import for_target, load_drafter, save_drafter, unserved
+from ramify.methods.dspark.drafter_files import for_target, layout, load_drafter, save_drafter, unserved
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.record import CalibratedDrafter, LosslessReport, TrainedDrafter
 from ramify.methods.dspark.recorder import record
@@ -103,6 +103,12 @@ def cost_estimate(target: Target, options: TrainOptions) -> dict[str, Cell]:
     }
 
 
+def check_layout(options: TrainOptions, target: Target) -> None:
+    """Raises NeedsError where no drafter of these options has a form in the layout that they name."""
+    if options.layout == "speculators" and (why := speculators.unwritable(make(target, options, mask_token=0).config)):
+        raise NeedsError(why)
+
+
 def make(target: Target, options: TrainOptions, mask_token: int, drafted: Sequence[int] | None = None) -> Qwen3Drafter:
     """A new drafter as the options describe it. ``drafted``: the tokens it can draft; None takes the first ones, for costs."""
     return for_target(
@@ -144,7 +150,7 @@ def train(
         mask = unused_token(rows, target.model.forward.vocab)
     drafter = make(target, options, mask, most_frequent(rows, options.vocabulary, target.model.forward.vocab))
     records = train_drafter(drafter, target.model, rows, options.training(), out, progress)
-    save_drafter(drafter, out)
+    save_drafter(drafter, out, target.folder if options.layout == "speculators" else None)
     caveats = tuple(filter(None, [unserved(drafter.config)]))
     return TrainedDrafter(str(out), options.kind, len(rows), mask, **vars(records[-1]), caveats=caveats)
 
@@ -166,7 +172,7 @@ def calibrate(
     rounds = record(target.model, drafter, given, settings, seed, progress)
     found, before, after = scaled(rounds)
     drafter.temperatures = torch.tensor(found, dtype=torch.float32)
-    save_drafter(drafter, folder)
+    save_drafter(drafter, folder, target.folder if layout(folder) == "speculators" else None)
     acceptance = tuple(None if math.isnan(share) else share for share in conditional_acceptance(rounds).tolist())
     temperatures = tuple(found.tolist())
     made = CalibratedDrafter(len(rounds), accepted_length(rounds), acceptance, temperatures, tuple(before), tuple(after))

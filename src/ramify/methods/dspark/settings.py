@@ -51,6 +51,9 @@ class TrainOptions(DrafterTraining):
     """temperature at which the target writes; take the one it will be used at"""
     steps: int = Field(1500, ge=1)
     """optimiser steps"""
+    layout: Literal["deepspec", "speculators"] = "deepspec"
+    """of the drafter's folder: vLLM serves speculators' as it is (`vllm serve DRAFTER`); it takes eagle3, and dspark with the
+    head vanilla"""
 
     def training(self) -> DrafterTraining:
         """The settings of the optimiser."""

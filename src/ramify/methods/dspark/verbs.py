@@ -74,6 +74,7 @@ def train(
     from ramify.methods.dspark.run import Target
 
     opened = Target.open(target)
+    run.check_layout(options, opened)
     given = opened.prompts(prompts, options.sequences, raw, options.seed, "train")
     rows = run.text(opened, given, options, out, bar)
     return run.train(opened, rows, options, out, bar)

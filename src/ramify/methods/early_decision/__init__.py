@@ -12,7 +12,7 @@ from ramify.base.lazy import declared
 
 NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs; hidden states need ``taps`` as well."""
-COMPONENTS: dict[str, tuple[str, ...]] = {}
+COMPONENTS: dict[str, tuple[str, ...]] = {"middleware": ("middleware",)}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

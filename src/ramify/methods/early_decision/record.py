@@ -51,11 +51,12 @@ TraceStatus = Literal["labelled", "unvoted", "truncated", "ended", "no_room"]
 answer fitted the context."""
 S = TypeVar("S", bound=StageFound)
 KIND = "early-decision run"
-TRACE, CONTINUED, STANCES, CUT, RATED = "trace", "continuation", "stances", "cut", "oscillate"
+TRACE, CONTINUED, STANCES, CUT, RATED, PROBED = "trace", "continuation", "stances", "cut", "oscillate", "probed"
 """Kinds of the journal's entries: a trace, a prefix that was continued, the stances of a trace,
-a cut at a turn; the settings of the ratings."""
+a cut at a turn; the settings of the ratings; a thought that was probed."""
 PROBE, VALLEY = "early-decision probe", "early-decision probe valley"
 CONTINUE, TURNS = "early-decision continue", "early-decision continue turns"
+CALIBRATE = "early-decision calibrate"
 """The stages: makers of their results, findings and annotations."""
 
 

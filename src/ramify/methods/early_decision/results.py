@@ -18,6 +18,7 @@ from ramify.methods.early_decision.algorithm import (
 )
 from ramify.methods.early_decision.probe import Probed, Ranked
 from ramify.methods.early_decision.separability import Valley
+from ramify.methods.early_decision.stopping import Rule, RuleMeasured, RuleName
 from ramify.render.numbers import interval, percent, percent_interval
 from ramify.render.result import CALL, Cell, CurveLine, Curves, Grid, Result, Section, numbers, table
 from ramify.stats.intervals import ClusteredShare, Proportion
@@ -476,6 +477,115 @@ class TurnsMeasured(StageFound):
         """The figures and the verdict."""
         yield from self.oscillation.sections() if self.oscillation else ()
         yield Section.of("", self.verdict)
+
+
+# -- ending the thinking early
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """A rule with the setting that the calibration certifies; None where it certifies none."""
+
+    name: RuleName
+    calibration: RuleMeasured | None
+    held_out: RuleMeasured | None
+
+
+@dataclass(frozen=True)
+class StopSettings:
+    """How the rule was calibrated, which is how it has to be used."""
+
+    rule: RuleName
+    alpha: float
+    level: float
+    every: int
+    probe_tokens: int
+    answer: str
+    held_out: float
+
+
+@dataclass(frozen=True)
+class StopCalibrated(StageFound):
+    """When the thinking may end, and how seldom that changes the answer."""
+
+    settings: StopSettings
+    rules: tuple[RuleRow, ...]
+    """The one that was asked for, of which the bound holds, and the others, each as if it had been."""
+    prompts: int
+    held: int
+    """Prompts that do not calibrate."""
+    least: int
+    """Prompts without which nothing can be certified at this ``alpha`` and ``level``."""
+    anew: Proportion | None
+    """Answers that change when they are sampled once more after the whole thought: no stop can be safer."""
+    left_out: Mapping[str, int]
+    spent: Spent = field(default_factory=dict, metadata=CALL)
+
+    @property
+    def chosen(self) -> Rule | None:
+        """The certified rule; None where none is."""
+        (row,) = (one for one in self.rules if one.name == self.settings.rule)
+        return None if row.calibration is None else row.calibration.rule
+
+    @classmethod
+    def of(
+        cls,
+        settings: StopSettings,
+        rules: Sequence[RuleRow],
+        prompts: int,
+        held: int,
+        least: int,
+        anew: Proportion | None,
+        left_out: Mapping[str, int],
+        spent: Spent,
+    ) -> Self:
+        """With the verdict: whether a thinking may end early, at a bound that the calibration certifies."""
+        (row,) = (one for one in rules if one.name == settings.rule)
+        bound = f"at most {settings.alpha:.0%} of the answers (confidence {settings.level:.0%})"
+        if row.calibration is None:
+            few = f": {prompts} prompts calibrate, and it takes {least} at least" if prompts < least else ""
+            verdict = StageVerdict.of("", f"no setting of {settings.rule} is certified to change {bound}{few}")
+        else:
+            known = row.held_out or row.calibration
+            told = (
+                f"{row.calibration.rule}; {known.wrong} answers changed {'on held-out prompts' if row.held_out else 'there'}, "
+                f"{known.thinking_saved:.0%} of the thinking and {known.saved:.0%} of all tokens saved"
+            )
+            worth = known.stopped is not None and known.stopped.k > 0
+            verdict = StageVerdict.of(
+                f"the thinking may end early, which changes {bound}: {told}" if worth else "",
+                f"the certified rule stops nothing here: {told}",
+            )
+        return cls(settings, tuple(rules), prompts, held, least, anew, left_out, spent, **vars(verdict))
+
+    def sections(self) -> Iterable[Section]:
+        """A row a rule and set of prompts, the verdict, and what the bound is about."""
+        head = ["rule", "ends the thinking at", "on", "stopped", "wrong", "95 % interval", "upper bound"]
+        head += ["thinking saved", "95 % interval", "all tokens saved", "95 % interval"]
+        rows: list[tuple[Cell, ...]] = []
+        for row in self.rules:
+            name = f"{row.name} (chosen)" if row.name == self.settings.rule else row.name
+            if row.calibration is None:
+                rows.append((name, "no setting is certified", *["-"] * 9))
+            for on, one in (("calibration", row.calibration), ("held out", row.held_out)):
+                if one is not None and one.wrong is not None:
+                    wrong = str(one.wrong), percent_interval(one.wrong.interval), percent(one.upper)
+                    saved = percent(one.thinking_saved), percent_interval(one.thinking_interval)
+                    total = percent(one.saved), percent_interval(one.saved_interval)
+                    rows.append((name, str(one.rule), on, str(one.stopped), *wrong, *saved, *total))
+        yield Section.of("", table(head, rows), self.verdict)
+        counts: dict[str, Cell] = {
+            "prompts that calibrate": self.prompts,
+            "prompts held out": self.held,
+            "answers that change when sampled once more after the whole thought": str(self.anew or "-"),
+            **{f"left out: {name}": n for name, n in self.left_out.items() if n},
+        }
+        yield Section.of(
+            "",
+            numbers(counts),
+            "The bound is of the chosen rule, one thought a prompt, on prompts of the kind that calibrated it, sampled as these "
+            "were. The other rows show what the rule would have been, had it been chosen.",
+        )
 
 
 # -- all of it

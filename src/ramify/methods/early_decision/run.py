@@ -238,7 +238,7 @@ async def _prefix(cuts: Cuts, trace: StudyTrace, share: float, way: Way) -> tupl
     if share <= 1:
         kept = cut_at(length, share)
         closed: Closed = trace.closed if share == 1 else "forced"
-        return _cut(trace, kept, position, closed if way == "closed" else None, purpose), []
+        return cut_of(trace, kept, position, closed if way == "closed" else None, purpose), []
     more = max(1, round((share - 1) * length))
     begun = thinking.opened(cuts.study.prompts[trace.prompt].prompt_ids, trace.thinking)
     (longer,) = await cuts.sampler.sample(begun, 1, thinking.open_for(more), (*position, "extend", more))
@@ -270,7 +270,7 @@ class ThinkingCut:
     purpose: str
 
 
-def _cut(trace: StudyTrace, kept: int, position: SamplePosition, closed: Closed | None, purpose: str) -> ThinkingCut:
+def cut_of(trace: StudyTrace, kept: int, position: SamplePosition, closed: Closed | None, purpose: str) -> ThinkingCut:
     """After ``kept`` tokens of a trace's thinking."""
     return ThinkingCut(trace.thinking[:kept], position, closed, trace.thought, trace.start + kept, purpose)
 
@@ -300,6 +300,11 @@ class Cuts:
             return CutCounts(trace.key, len(cut.kept), "no_room", 0, 0, 0), []
         found = counts[cut]
         return CutCounts(trace.key, len(cut.kept), "done", found.k, found.n, n - found.n), records
+
+    async def sampled(self, prompt: str, cut: ThinkingCut, n: int) -> tuple[list[Thought], list[Record]]:
+        """``n`` continuations of a cut, and their records. Raises what :meth:`measured` does, and NoRoomError."""
+        thoughts, outcomes = await self._answered(prompt, cut, range(n))
+        return thoughts, self._records(prompt, cut, thoughts, outcomes, 0)
 
     async def _answered(self, name: str, t: ThinkingCut, numbers: range) -> tuple[list[Thought], list[bool | None]]:
         """The continuations of a cut, and which of their answers say yes.
@@ -430,7 +435,7 @@ async def _oscillated(cuts: Cuts, one: _Chunked, judges: Sequence[Judge], config
         raise UserError(f"{study.folder} holds stances of other chunks (trace {trace.key}); name another folder with --out")
     for chunk in (end for turn in rated.turns for end in (turn.pre, turn.post)):
         kept = one.tokens(chunk)
-        cut = _cut(trace, kept, (trace.key, "cut", kept), "forced", TURNS)
+        cut = cut_of(trace, kept, (trace.key, "cut", kept), "forced", TURNS)
 
         async def make(cut: ThinkingCut = cut, chunk: int = chunk) -> tuple[TurnCounts, list[Record]]:
             row, made = await cuts.measured(trace, cut, config.answers)

@@ -164,7 +164,7 @@ class Thinking:
         stop = "length"
         if settings.max_tokens > 0:
             sampled = await ask(prefix, settings, Key(key.seed, (*key.position, "think"), key.index))
-            part, closed = self._split(sampled)
+            part, closed = self.split(sampled)
             stop = sampled.stop
         tokens, answered = [*part, *(() if closed == "never" else self._close(closed))], False
         after = Prefix(np.concatenate([prefix.tokens, np.array(tokens, np.int32)]))
@@ -180,9 +180,24 @@ class Thinking:
 
     def answers(self, completions: Sequence[Completion | None]) -> list[ThinkingAnswer | None]:
         """Continuations of a closed prefix; None for one that failed."""
-        return [
-            None if completion is None else self._answer(token_ids(completion), completion.stop) for completion in completions
-        ]
+        return [None if completion is None else self.answer(completion) for completion in completions]
+
+    def answer(self, completion: Completion) -> ThinkingAnswer:
+        """A continuation of a closed prefix."""
+        return self._answer(token_ids(completion), completion.stop)
+
+    def split(self, completion: Completion) -> tuple[list[int], Closed]:
+        """The thinking of a sample with the settings of :meth:`left`, without the marker or token that ended it, and how it was
+        closed."""
+        tokens, mark = token_ids(completion), list(self.marks.mark)
+        if tokens[-len(mark) :] == mark:
+            return tokens[: -len(mark)], "own"
+        if tokens and tokens[-1] in self.eos.difference(mark):
+            return tokens[:-1], "forced" if self.close_ended else "never"
+        if not self.force or completion.stop != "length":
+            return tokens, "never"
+        part = next((i for i in range(len(mark) - 1, 0, -1) if tokens[-i:] == mark[:i]), 0)
+        return tokens[: len(tokens) - part], "forced"  # a marker that the budget cut in two is not written twice
 
     # -- parts
 
@@ -194,18 +209,6 @@ class Thinking:
 
     def _close(self, closed: Closed) -> tuple[int, ...]:
         return self.marks.mark if closed == "own" else self.marks.close
-
-    def _split(self, completion: Completion) -> tuple[list[int], Closed]:
-        """The thinking of a sample, without the marker or token that ended it, and how it was closed."""
-        tokens, mark = token_ids(completion), list(self.marks.mark)
-        if tokens[-len(mark) :] == mark:
-            return tokens[: -len(mark)], "own"
-        if tokens and tokens[-1] in self.eos.difference(mark):
-            return tokens[:-1], "forced" if self.close_ended else "never"
-        if not self.force or completion.stop != "length":
-            return tokens, "never"
-        part = next((i for i in range(len(mark) - 1, 0, -1) if tokens[-i:] == mark[:i]), 0)
-        return tokens[: len(tokens) - part], "forced"  # a marker that the budget cut in two is not written twice
 
     def _answer(self, tokens: list[int], stop: str) -> ThinkingAnswer:
         spoken = tokens[:-1] if tokens and tokens[-1] in self.eos else tokens
