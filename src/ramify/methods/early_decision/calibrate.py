@@ -19,7 +19,7 @@ from ramify.methods.early_decision.results import RuleRow, StopCalibrated, StopS
 from ramify.methods.early_decision.run import Cuts, cut_of
 from ramify.methods.early_decision.stopping import (
     Probe,
-    Probed,
+    ProbedThought,
     RuleName,
     answer_in,
     certified,
@@ -34,7 +34,7 @@ from ramify.stats.intervals import Proportion
 from ramify.trace.db import Record
 
 
-class CalibrateConfig(Config):
+class StopConfig(Config):
     """Which rule ends the thinking, and what is certified of it."""
 
     rule: RuleName = "consistency"
@@ -80,7 +80,7 @@ def confidence_of(completion: Completion) -> float | None:
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerKeys:
     """What makes two answers the same."""
 
     how: str
@@ -107,11 +107,11 @@ class ProbedTrace:
     """A thought that was probed, as the journal has it; ``again``: the answer to the whole thought, sampled once more."""
 
     trace: str
-    thought: Probed
+    thought: ProbedThought
     again: str
 
 
-async def calibrate(study: Study, cuts: Cuts, config: CalibrateConfig, progress: Progress = SILENT) -> StopCalibrated:
+async def calibrate(study: Study, cuts: Cuts, config: StopConfig, progress: Progress = SILENT) -> StopCalibrated:
     """Probe a thought of each prompt, sample the answer after each place, and certify the rule on the prompts that are not held
     out. Each answer is a fork of its trace; what failed is tried again by the next call.
 
@@ -125,7 +125,7 @@ async def calibrate(study: Study, cuts: Cuts, config: CalibrateConfig, progress:
     if not any(places(trace, config.every) for trace in chosen):
         longest = max((len(trace.thinking) for trace in chosen), default=0)
         raise UserError(f"no thought can be probed: the longest has {longest} tokens; lower --every, which is {config.every}")
-    answers = Answers(config.answer, cuts.jury)
+    answers = AnswerKeys(config.answer, cuts.jury)
     stored: dict[str, ProbedTrace] = {}
 
     async def one(trace: StudyTrace) -> None:
@@ -160,7 +160,7 @@ async def calibrate(study: Study, cuts: Cuts, config: CalibrateConfig, progress:
     return found
 
 
-def _row(name: RuleName, used: Sequence[Probed], held: Sequence[Probed], alpha: float, level: float) -> RuleRow:
+def _row(name: RuleName, used: Sequence[ProbedThought], held: Sequence[ProbedThought], alpha: float, level: float) -> RuleRow:
     """A rule with the setting that ``used`` certify, there and on those held out."""
     rule = certified(name, used, alpha, level)
     if rule is None:
@@ -168,7 +168,7 @@ def _row(name: RuleName, used: Sequence[Probed], held: Sequence[Probed], alpha: 
     return RuleRow(name, measured(rule, used, level), measured(rule, held, level) if held else None)
 
 
-async def _probed(cuts: Cuts, trace: StudyTrace, config: CalibrateConfig, answers: Answers) -> tuple[ProbedTrace, list[Record]]:
+async def _probed(cuts: Cuts, trace: StudyTrace, config: StopConfig, answers: AnswerKeys) -> tuple[ProbedTrace, list[Record]]:
     """The probes of a thought and the answers after it. Raises InfrastructureError where a sample failed."""
     study, sampler, thinking = cuts.study, cuts.sampler, cuts.thinking
     prompt, settings = study.prompts[trace.prompt], probing(cuts.thinking, config.probe_tokens)
@@ -195,7 +195,7 @@ async def _probed(cuts: Cuts, trace: StudyTrace, config: CalibrateConfig, answer
         Probe(kept, answer, confidence_of(probe), len(token_ids(probe)))
         for (kept, probe), answer in zip(made, compared[1:-1:2], strict=True)
     )
-    thought = Probed(
+    thought = ProbedThought(
         len(trace.thinking), compared[0], len(trace.answer_ids or ()), probes, tuple(compared[2:-1:2]), tuple(stopped)
     )
     return ProbedTrace(trace.key, thought, compared[-1]), [*records, *forks]

@@ -19,11 +19,11 @@ from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.registry import register
 from ramify.base.seeds import derive_key
 from ramify.engine.named import find_model
-from ramify.methods.early_decision.calibrate import Answers, confidence_of, probing
+from ramify.methods.early_decision.calibrate import AnswerKeys, confidence_of, probing
 from ramify.methods.early_decision.judges import find_jury
 from ramify.methods.early_decision.record import CALIBRATE, Study, StudyConfig
 from ramify.methods.early_decision.results import StopCalibrated, StopSettings
-from ramify.methods.early_decision.stopping import Probe, Rule
+from ramify.methods.early_decision.stopping import Probe, StopRule
 from ramify.methods.early_decision.thinking import Closed, Marks, Thinking
 from ramify.model.chat import own_template
 from ramify.model.laid import Layout
@@ -38,12 +38,12 @@ from ramify.rollout.sampler import token_ids
 class StopPlan:
     """A certified rule with all that it was calibrated with."""
 
-    rule: Rule
+    rule: StopRule
     settings: StopSettings
     config: StudyConfig
     thinking: Thinking
     """Of the served model."""
-    answers: Answers
+    answers: AnswerKeys
 
     @classmethod
     def read(cls, folder: Path, model: Model) -> StopPlan:
@@ -68,7 +68,7 @@ class StopPlan:
         answer = replace(think, stop_tokens=() if template is None else tuple(template.stop_tokens))
         thinking = Thinking(model, tokenizer, marks, think, answer, force=config.force, close_ended=config.close_ended)
         jury = find_jury(config.label, find_model, config.ties == "yes")
-        return cls(found.chosen, found.settings, config, thinking, Answers(found.settings.answer, jury))
+        return cls(found.chosen, found.settings, config, thinking, AnswerKeys(found.settings.answer, jury))
 
     def differs(self, settings: Sampling) -> str:
         """Why a request is sampled otherwise than the calibration was; "" where it is not."""

@@ -18,7 +18,7 @@ from ramify.methods.early_decision.algorithm import (
 )
 from ramify.methods.early_decision.probe import Probed, Ranked
 from ramify.methods.early_decision.separability import Valley
-from ramify.methods.early_decision.stopping import Rule, RuleMeasured, RuleName
+from ramify.methods.early_decision.stopping import RuleMeasured, RuleName, StopRule
 from ramify.render.numbers import interval, percent, percent_interval
 from ramify.render.result import CALL, Cell, CurveLine, Curves, Grid, Result, Section, numbers, table
 from ramify.stats.intervals import ClusteredShare, Proportion
@@ -522,7 +522,7 @@ class StopCalibrated(StageFound):
     spent: Spent = field(default_factory=dict, metadata=CALL)
 
     @property
-    def chosen(self) -> Rule | None:
+    def chosen(self) -> StopRule | None:
         """The certified rule; None where none is."""
         (row,) = (one for one in self.rules if one.name == self.settings.rule)
         return None if row.calibration is None else row.calibration.rule

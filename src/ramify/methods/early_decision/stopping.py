@@ -46,7 +46,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class StopRule:
     """When a thinking ends: ``setting`` probes in a row agree (consistency), the last probe's confidence reaches it (confidence),
     or so many tokens were thought (budget)."""
 
@@ -78,7 +78,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbedThought:
     """A whole thought with its probes, and what was answered after a stop at each."""
 
     length: int
@@ -91,12 +91,12 @@ class Probed:
     """The answer where the thinking is closed at each probe, sampled as the answer is."""
     stopped_tokens: tuple[int, ...]
 
-    def wrong(self, rule: Rule) -> bool:
+    def wrong(self, rule: StopRule) -> bool:
         """Whether ``rule`` stops it and the answer is then another."""
         at = rule.first(self.probes)
         return at is not None and self.stopped[at] != self.answer
 
-    def tokens(self, rule: Rule) -> tuple[int, int, int]:
+    def tokens(self, rule: StopRule) -> tuple[int, int, int]:
         """Tokens of the thinking under ``rule``, of what is spent on probes, and of the answer. The probe that stops counts
         twice: the model thinks on while it is made."""
         at = rule.first(self.probes)
@@ -111,7 +111,7 @@ class Probed:
 class RuleMeasured:
     """A rule on some thoughts."""
 
-    rule: Rule
+    rule: StopRule
     stopped: Proportion | None
     wrong: Proportion | None
     """Of all thoughts, stopped or not."""
@@ -125,7 +125,7 @@ class RuleMeasured:
     saved_interval: Interval | None
 
 
-def measured(rule: Rule, thoughts: Sequence[Probed], level: float = 0.95, seed: int = 0) -> RuleMeasured:
+def measured(rule: StopRule, thoughts: Sequence[ProbedThought], level: float = 0.95, seed: int = 0) -> RuleMeasured:
     """What ``rule`` does to ``thoughts``, one a prompt. Intervals are of 95 %: Wilson's, and the bootstrap over thoughts."""
     n, wrong = len(thoughts), sum(one.wrong(rule) for one in thoughts)
     stopped = sum(rule.first(one.probes) is not None for one in thoughts)
@@ -162,7 +162,7 @@ def exceeds_p(wrong: int, n: int, alpha: float) -> float:
     return float(bdtr(wrong, n, alpha))
 
 
-def certified(name: RuleName, thoughts: Sequence[Probed], alpha: float, level: float) -> Rule | None:
+def certified(name: RuleName, thoughts: Sequence[ProbedThought], alpha: float, level: float) -> StopRule | None:
     """The boldest setting of a rule that the fixed sequence certifies on ``thoughts``, one a prompt; None where it is none.
 
     Raises UserError where ``alpha`` or ``level`` is no probability between 0 and 1.
@@ -172,7 +172,7 @@ def certified(name: RuleName, thoughts: Sequence[Probed], alpha: float, level: f
     places = sorted({one.tokens for thought in thoughts for one in thought.probes}, reverse=True)
     best = None
     for setting in SETTINGS.get(name, tuple(places)):
-        rule = Rule(name, setting)
+        rule = StopRule(name, setting)
         if exceeds_p(sum(one.wrong(rule) for one in thoughts), len(thoughts), alpha) > 1 - level:
             break
         best = rule
