@@ -92,12 +92,12 @@ class AnswerKeys:
         if self.how != "outcome":
             return [answer_in(text, self.how) for text in texts]
         different = list(dict.fromkeys(texts))
-        found = await judged(self.jury, [Item(text, name, prompt) for text in different])
-        if failure := next((one.failure for one in found if one.failure), ""):
+        votes = await judged(self.jury, [Item(text, name, prompt) for text in different])
+        if failure := next((vote.failure for vote in votes if vote.failure), ""):
             raise InfrastructureError("scorer", failure)
         said = {
-            text: "" if one.value is None else "yes" if one.value is True else "no"
-            for text, one in zip(different, found, strict=True)
+            text: "" if vote.value is None else "yes" if vote.value is True else "no"
+            for text, vote in zip(different, votes, strict=True)
         }
         return [said[text] for text in texts]
 
@@ -128,7 +128,7 @@ async def calibrate(study: Study, cuts: Cuts, config: StopConfig, progress: Prog
     answers = AnswerKeys(config.answer, cuts.jury)
     stored: dict[str, ProbedTrace] = {}
 
-    async def one(trace: StudyTrace) -> None:
+    async def probe_it(trace: StudyTrace) -> None:
         key = f"{trace.key}|{config.every}|{config.probe_tokens}|{config.answer}"
         with suppress(InfrastructureError):
             stored[trace.key] = await study.run.once_awaited(
@@ -136,13 +136,13 @@ async def calibrate(study: Study, cuts: Cuts, config: StopConfig, progress: Prog
             )
 
     progress.begin(len(chosen), 0, unit="thoughts")
-    await gathered([one(trace) for trace in chosen], progress)
+    await gathered([probe_it(trace) for trace in chosen], progress)
     rows = [(trace, stored[trace.key]) for trace in chosen if trace.key in stored]
     kept = [(trace, row) for trace, row in rows if row.thought.answer]
     ranked = sorted(kept, key=lambda pair: derive_key(study.config.seed, "held out", pair[0].prompt))
     apart = round(config.held_out * len(ranked))
     held, used = ([row.thought for _, row in part] for part in (ranked[:apart], ranked[apart:]))
-    found = StopCalibrated.of(
+    result = StopCalibrated.of(
         StopSettings(**config.to_json()),
         [_row(name, used, held, config.alpha, config.level) for name in get_args(RuleName)],
         len(used),
@@ -156,8 +156,8 @@ async def calibrate(study: Study, cuts: Cuts, config: StopConfig, progress: Prog
         },
         cuts.sampler.ledger.spent,
     )
-    study.conclude(CALIBRATE, found, found.chosen, config.to_json())
-    return found
+    study.conclude(CALIBRATE, result, result.chosen, config.to_json())
+    return result
 
 
 def _row(name: RuleName, used: Sequence[ProbedThought], held: Sequence[ProbedThought], alpha: float, level: float) -> RuleRow:
@@ -173,7 +173,7 @@ async def _probed(cuts: Cuts, trace: StudyTrace, config: StopConfig, answers: An
     study, sampler, thinking = cuts.study, cuts.sampler, cuts.thinking
     prompt, settings = study.prompts[trace.prompt], probing(cuts.thinking, config.probe_tokens)
     records: list[Record] = []
-    texts, made = [trace.answer or ""], []
+    texts, probed = [trace.answer or ""], []
     stopped: list[int] = []
     for kept in places(trace, config.every):
         closed = thinking.closed(prompt.prompt_ids, trace.thinking[:kept])
@@ -183,7 +183,7 @@ async def _probed(cuts: Cuts, trace: StudyTrace, config: StopConfig, answers: An
         cut = cut_of(trace, kept, (trace.key, "stop", kept), "forced", CALIBRATE)
         (fork,), forks = await cuts.sampled(trace.prompt, cut, 1)
         records += forks
-        made.append((kept, probe))
+        probed.append((kept, probe))
         assert fork.answer is not None
         stopped.append(len(fork.answer.tokens))
         texts += [thinking.answer(probe).text, fork.answer.text]
@@ -193,7 +193,7 @@ async def _probed(cuts: Cuts, trace: StudyTrace, config: StopConfig, answers: An
     compared = await answers.of([*texts, again.answer.text], trace.prompt, prompt.text)
     probes = tuple(
         Probe(kept, answer, confidence_of(probe), len(token_ids(probe)))
-        for (kept, probe), answer in zip(made, compared[1:-1:2], strict=True)
+        for (kept, probe), answer in zip(probed, compared[1:-1:2], strict=True)
     )
     thought = ProbedThought(
         len(trace.thinking), compared[0], len(trace.answer_ids or ()), probes, tuple(compared[2:-1:2]), tuple(stopped)

@@ -313,8 +313,8 @@ def calibrate_(options: StopConfig, run: RunPath, bar: Progress, trust: Trust = 
     study, parts = _opened(run, trust=trust)
     with study:
         cuts = Cuts(study, parts.sampler, parts.thinking, parts.jury)
-        found = wait_for(calibrate(study, cuts, options, bar))
-    return replace(found, caveats=(*found.caveats, *parts.caveats()))
+        result = wait_for(calibrate(study, cuts, options, bar))
+    return replace(result, caveats=(*result.caveats, *parts.caveats()))
 
 
 @app.verb("report", settings=ReportConfig, keeps="run")
