@@ -19,7 +19,7 @@ import numpy as np
 from ramify.base.seeds import derive_key, generator
 from ramify.engine.named import find_sampled
 from ramify.methods.early_decision.middleware import StopPlan, StopThinking
-from ramify.methods.early_decision.stopping import Rule
+from ramify.methods.early_decision.stopping import StopRule
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.rollout.sampler import token_ids
 from ramify.score.steps import write_rows
@@ -124,7 +124,7 @@ def _study(
         if rows_of:
             if "consistency" not in rows_of:  # a run without a certified rule is refused, whatever other rules could do
                 call_verb("early-decision", "calibrate", out, *given, "--rule", next(iter(rows_of)))
-            rules = {name: Rule(**row["rule"]) for name, row in rows_of.items()} | {"whole": Rule("budget", float("inf"))}
+            rules = {name: StopRule(**row["rule"]) for name, row in rows_of.items()} | {"whole": StopRule("budget", float("inf"))}
             heads = [row["prompt_ids"] for row in rows[CALIBRATED:]]
             served = asyncio.run(_served(StopThinking(find_sampled(model)[0], str(out)), rules, heads, seed))
         return {
@@ -135,7 +135,9 @@ def _study(
         }
 
 
-async def _served(model: StopThinking, rules: Mapping[str, Rule], prompts: Sequence[Sequence[int]], seed: int) -> dict[str, Any]:
+async def _served(
+    model: StopThinking, rules: Mapping[str, StopRule], prompts: Sequence[Sequence[int]], seed: int
+) -> dict[str, Any]:
     """What the middleware replies to new prompts under each rule, with the same sample keys: so thoughts are the same up to where
     they end."""
     assert model.plan is not None

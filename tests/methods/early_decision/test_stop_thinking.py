@@ -18,8 +18,8 @@ from ramify.cli.main import main
 from ramify.methods.early_decision.middleware import StopThinking
 from ramify.methods.early_decision.stopping import (
     Probe,
-    Probed,
-    Rule,
+    ProbedThought,
+    StopRule,
     answer_in,
     certified,
     exceeds_p,
@@ -129,29 +129,29 @@ def prompt(text: str = "q1") -> Prefix:
 # -- rules and what is certified of them
 
 
-def thought(answers: str, final: str, sure: Sequence[float] = ()) -> Probed:
+def thought(answers: str, final: str, sure: Sequence[float] = ()) -> ProbedThought:
     """A thought that is probed every ten tokens, whose answer after a stop is that of the probe."""
     probes = tuple(Probe(10 * i, one.strip(), sure[i - 1] if sure else None, 2) for i, one in enumerate(answers, 1))
-    return Probed(10 * len(answers) + 5, final, 1, probes, tuple(answers), (1,) * len(answers))
+    return ProbedThought(10 * len(answers) + 5, final, 1, probes, tuple(answers), (1,) * len(answers))
 
 
 def test_rules_stop_where_they_say() -> None:
     one = thought("ab bbb", "b", (0.1, 0.2, 1.0, 0.99, 0.3, 0.9))
-    assert Rule("consistency", 2).first(one.probes) == 4  # the third probe had no answer, which agrees with nothing
-    assert Rule("consistency", 4).first(one.probes) is None
-    assert Rule("confidence", 0.95).first(one.probes) == 3  # so it is sure of nothing
-    assert Rule("budget", 30).first(one.probes) == 2
-    assert one.wrong(Rule("budget", 10))
-    assert not one.wrong(Rule("consistency", 2))
-    assert not one.wrong(Rule("consistency", 9))
+    assert StopRule("consistency", 2).first(one.probes) == 4  # the third probe had no answer, which agrees with nothing
+    assert StopRule("consistency", 4).first(one.probes) is None
+    assert StopRule("confidence", 0.95).first(one.probes) == 3  # so it is sure of nothing
+    assert StopRule("budget", 30).first(one.probes) == 2
+    assert one.wrong(StopRule("budget", 10))
+    assert not one.wrong(StopRule("consistency", 2))
+    assert not one.wrong(StopRule("consistency", 9))
 
 
 def test_tokens_count_what_probes_cost() -> None:
     one = thought("bbbb", "b")
-    assert one.tokens(Rule("budget", 20)) == (20, 0, 1)
-    assert one.tokens(Rule("consistency", 2)) == (20, 6, 1)  # two probes, and what was thought on during the second
-    assert one.tokens(Rule("consistency", 9)) == (45, 8, 1)
-    found = measured(Rule("consistency", 2), [one] * 30)
+    assert one.tokens(StopRule("budget", 20)) == (20, 0, 1)
+    assert one.tokens(StopRule("consistency", 2)) == (20, 6, 1)  # two probes, and what was thought on during the second
+    assert one.tokens(StopRule("consistency", 9)) == (45, 8, 1)
+    found = measured(StopRule("consistency", 2), [one] * 30)
     assert found.thinking_saved == pytest.approx(25 / 45)
     assert found.saved == pytest.approx(1 - 27 / 46)
     assert found.wrong is not None
@@ -164,13 +164,13 @@ def test_the_least_thoughts_are_those_of_the_exact_test() -> None:
         assert exceeds_p(0, n, alpha) <= 1 - level < exceeds_p(0, n - 1, alpha)
     assert least_thoughts(0.05, 0.95) == 59
     assert certified("consistency", [thought("bbbb", "b")] * 58, 0.05, 0.95) is None
-    assert certified("consistency", [thought("bbbb", "b")] * 59, 0.05, 0.95) == Rule("consistency", 2)
+    assert certified("consistency", [thought("bbbb", "b")] * 59, 0.05, 0.95) == StopRule("consistency", 2)
 
 
 def test_the_sequence_ends_at_the_first_setting_that_is_not_certified() -> None:
     good, bad = thought("aabbbbbb", "b"), thought("aaabbbbb", "b")
-    assert certified("consistency", [good] * 60 + [bad] * 40, 0.1, 0.95) == Rule("consistency", 4)
-    assert certified("budget", [good] * 60 + [bad] * 40, 0.1, 0.95) == Rule("budget", 40)
+    assert certified("consistency", [good] * 60 + [bad] * 40, 0.1, 0.95) == StopRule("consistency", 4)
+    assert certified("budget", [good] * 60 + [bad] * 40, 0.1, 0.95) == StopRule("budget", 40)
     assert certified("budget", [thought("aaaa", "b")] * 100, 0.1, 0.95) is None
 
 
@@ -270,7 +270,7 @@ def test_it_is_middleware() -> None:
 def test_it_ends_the_thinking_and_answers_as_the_whole_thought_does(calibrated: Path) -> None:
     stops, whole = (StopThinking(early(), str(calibrated)) for _ in range(2))
     assert whole.plan is not None
-    whole.plan = replace(whole.plan, rule=Rule("budget", 1e9))
+    whole.plan = replace(whole.plan, rule=StopRule("budget", 1e9))
     keys = range(20)
     short, long = (sampled(model, prompt(), keys=keys) for model in (stops, whole))
     notes = [(one.data or {})["stop_thinking"] for one in short]

@@ -19,7 +19,7 @@ from ramify.methods.early_decision.results import RuleRow, StopCalibrated, StopS
 from ramify.methods.early_decision.run import Cuts, cut_of
 from ramify.methods.early_decision.stopping import (
     Probe,
-    Probed,
+    ProbedThought,
     RuleName,
     answer_in,
     certified,
@@ -34,7 +34,7 @@ from ramify.stats.intervals import Proportion
 from ramify.trace.db import Record
 
 
-class CalibrateConfig(Config):
+class StopConfig(Config):
     """Which rule ends the thinking, and what is certified of it."""
 
     rule: RuleName = "consistency"
@@ -80,7 +80,7 @@ def confidence_of(completion: Completion) -> float | None:
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerKeys:
     """What makes two answers the same."""
 
     how: str
@@ -92,12 +92,12 @@ class Answers:
         if self.how != "outcome":
             return [answer_in(text, self.how) for text in texts]
         different = list(dict.fromkeys(texts))
-        found = await judged(self.jury, [Item(text, name, prompt) for text in different])
-        if failure := next((one.failure for one in found if one.failure), ""):
+        votes = await judged(self.jury, [Item(text, name, prompt) for text in different])
+        if failure := next((vote.failure for vote in votes if vote.failure), ""):
             raise InfrastructureError("scorer", failure)
         said = {
-            text: "" if one.value is None else "yes" if one.value is True else "no"
-            for text, one in zip(different, found, strict=True)
+            text: "" if vote.value is None else "yes" if vote.value is True else "no"
+            for text, vote in zip(different, votes, strict=True)
         }
         return [said[text] for text in texts]
 
@@ -107,11 +107,11 @@ class ProbedTrace:
     """A thought that was probed, as the journal has it; ``again``: the answer to the whole thought, sampled once more."""
 
     trace: str
-    thought: Probed
+    thought: ProbedThought
     again: str
 
 
-async def calibrate(study: Study, cuts: Cuts, config: CalibrateConfig, progress: Progress = SILENT) -> StopCalibrated:
+async def calibrate(study: Study, cuts: Cuts, config: StopConfig, progress: Progress = SILENT) -> StopCalibrated:
     """Probe a thought of each prompt, sample the answer after each place, and certify the rule on the prompts that are not held
     out. Each answer is a fork of its trace; what failed is tried again by the next call.
 
@@ -125,10 +125,10 @@ async def calibrate(study: Study, cuts: Cuts, config: CalibrateConfig, progress:
     if not any(places(trace, config.every) for trace in chosen):
         longest = max((len(trace.thinking) for trace in chosen), default=0)
         raise UserError(f"no thought can be probed: the longest has {longest} tokens; lower --every, which is {config.every}")
-    answers = Answers(config.answer, cuts.jury)
+    answers = AnswerKeys(config.answer, cuts.jury)
     stored: dict[str, ProbedTrace] = {}
 
-    async def one(trace: StudyTrace) -> None:
+    async def probe_it(trace: StudyTrace) -> None:
         key = f"{trace.key}|{config.every}|{config.probe_tokens}|{config.answer}"
         with suppress(InfrastructureError):
             stored[trace.key] = await study.run.once_awaited(
@@ -136,13 +136,13 @@ async def calibrate(study: Study, cuts: Cuts, config: CalibrateConfig, progress:
             )
 
     progress.begin(len(chosen), 0, unit="thoughts")
-    await gathered([one(trace) for trace in chosen], progress)
+    await gathered([probe_it(trace) for trace in chosen], progress)
     rows = [(trace, stored[trace.key]) for trace in chosen if trace.key in stored]
     kept = [(trace, row) for trace, row in rows if row.thought.answer]
     ranked = sorted(kept, key=lambda pair: derive_key(study.config.seed, "held out", pair[0].prompt))
     apart = round(config.held_out * len(ranked))
     held, used = ([row.thought for _, row in part] for part in (ranked[:apart], ranked[apart:]))
-    found = StopCalibrated.of(
+    result = StopCalibrated.of(
         StopSettings(**config.to_json()),
         [_row(name, used, held, config.alpha, config.level) for name in get_args(RuleName)],
         len(used),
@@ -156,11 +156,11 @@ async def calibrate(study: Study, cuts: Cuts, config: CalibrateConfig, progress:
         },
         cuts.sampler.ledger.spent,
     )
-    study.conclude(CALIBRATE, found, found.chosen, config.to_json())
-    return found
+    study.conclude(CALIBRATE, result, result.chosen, config.to_json())
+    return result
 
 
-def _row(name: RuleName, used: Sequence[Probed], held: Sequence[Probed], alpha: float, level: float) -> RuleRow:
+def _row(name: RuleName, used: Sequence[ProbedThought], held: Sequence[ProbedThought], alpha: float, level: float) -> RuleRow:
     """A rule with the setting that ``used`` certify, there and on those held out."""
     rule = certified(name, used, alpha, level)
     if rule is None:
@@ -168,12 +168,12 @@ def _row(name: RuleName, used: Sequence[Probed], held: Sequence[Probed], alpha: 
     return RuleRow(name, measured(rule, used, level), measured(rule, held, level) if held else None)
 
 
-async def _probed(cuts: Cuts, trace: StudyTrace, config: CalibrateConfig, answers: Answers) -> tuple[ProbedTrace, list[Record]]:
+async def _probed(cuts: Cuts, trace: StudyTrace, config: StopConfig, answers: AnswerKeys) -> tuple[ProbedTrace, list[Record]]:
     """The probes of a thought and the answers after it. Raises InfrastructureError where a sample failed."""
     study, sampler, thinking = cuts.study, cuts.sampler, cuts.thinking
     prompt, settings = study.prompts[trace.prompt], probing(cuts.thinking, config.probe_tokens)
     records: list[Record] = []
-    texts, made = [trace.answer or ""], []
+    texts, probed = [trace.answer or ""], []
     stopped: list[int] = []
     for kept in places(trace, config.every):
         closed = thinking.closed(prompt.prompt_ids, trace.thinking[:kept])
@@ -183,7 +183,7 @@ async def _probed(cuts: Cuts, trace: StudyTrace, config: CalibrateConfig, answer
         cut = cut_of(trace, kept, (trace.key, "stop", kept), "forced", CALIBRATE)
         (fork,), forks = await cuts.sampled(trace.prompt, cut, 1)
         records += forks
-        made.append((kept, probe))
+        probed.append((kept, probe))
         assert fork.answer is not None
         stopped.append(len(fork.answer.tokens))
         texts += [thinking.answer(probe).text, fork.answer.text]
@@ -193,9 +193,9 @@ async def _probed(cuts: Cuts, trace: StudyTrace, config: CalibrateConfig, answer
     compared = await answers.of([*texts, again.answer.text], trace.prompt, prompt.text)
     probes = tuple(
         Probe(kept, answer, confidence_of(probe), len(token_ids(probe)))
-        for (kept, probe), answer in zip(made, compared[1:-1:2], strict=True)
+        for (kept, probe), answer in zip(probed, compared[1:-1:2], strict=True)
     )
-    thought = Probed(
+    thought = ProbedThought(
         len(trace.thinking), compared[0], len(trace.answer_ids or ()), probes, tuple(compared[2:-1:2]), tuple(stopped)
     )
     return ProbedTrace(trace.key, thought, compared[-1]), [*records, *forks]

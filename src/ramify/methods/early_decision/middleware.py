@@ -19,11 +19,11 @@ from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.registry import register
 from ramify.base.seeds import derive_key
 from ramify.engine.named import find_model
-from ramify.methods.early_decision.calibrate import Answers, confidence_of, probing
+from ramify.methods.early_decision.calibrate import AnswerKeys, confidence_of, probing
 from ramify.methods.early_decision.judges import find_jury
 from ramify.methods.early_decision.record import CALIBRATE, Study, StudyConfig
 from ramify.methods.early_decision.results import StopCalibrated, StopSettings
-from ramify.methods.early_decision.stopping import Probe, Rule
+from ramify.methods.early_decision.stopping import Probe, StopRule
 from ramify.methods.early_decision.thinking import Closed, Marks, Thinking
 from ramify.model.chat import own_template
 from ramify.model.laid import Layout
@@ -38,12 +38,12 @@ from ramify.rollout.sampler import token_ids
 class StopPlan:
     """A certified rule with all that it was calibrated with."""
 
-    rule: Rule
+    rule: StopRule
     settings: StopSettings
     config: StudyConfig
     thinking: Thinking
     """Of the served model."""
-    answers: Answers
+    answers: AnswerKeys
 
     @classmethod
     def read(cls, folder: Path, model: Model) -> StopPlan:
@@ -51,14 +51,14 @@ class StopPlan:
         rule, or where it is of other weights, and NeedsError where the model cannot be stopped so."""
         with Study.open(folder) as study:
             check_trust(study.run, False)
-            found, config, weights = study.found(CALIBRATE, StopCalibrated), study.config, study.source.weights
-        if found is None:
+            result, config, weights = study.found(CALIBRATE, StopCalibrated), study.config, study.source.weights
+        if result is None:
             raise UserError(f"{folder} was not calibrated, so no thinking is ended: `ramify early-decision calibrate {folder}`")
-        if found.chosen is None:
-            raise UserError(f"the calibration in {folder} certifies no rule, so no thinking is ended: {found.verdict}")
+        if result.chosen is None:
+            raise UserError(f"the calibration in {folder} certifies no rule, so no thinking is ended: {result.verdict}")
         if weights != model.identity.weights:
             raise UserError(f"{folder} is calibrated for other weights than those of '{model.identity.name}'")
-        needs = ("logprobs",) if found.chosen.name == "confidence" else ()
+        needs = ("logprobs",) if result.chosen.name == "confidence" else ()
         require(model, ("tokens", "continue", *needs), "ending the thinking")
         tokenizer, template = getattr(model, "tokenizer", None), own_template(model)
         if tokenizer is None:
@@ -68,7 +68,7 @@ class StopPlan:
         answer = replace(think, stop_tokens=() if template is None else tuple(template.stop_tokens))
         thinking = Thinking(model, tokenizer, marks, think, answer, force=config.force, close_ended=config.close_ended)
         jury = find_jury(config.label, find_model, config.ties == "yes")
-        return cls(found.chosen, found.settings, config, thinking, Answers(found.settings.answer, jury))
+        return cls(result.chosen, result.settings, config, thinking, AnswerKeys(result.settings.answer, jury))
 
     def differs(self, settings: Sampling) -> str:
         """Why a request is sampled otherwise than the calibration was; "" where it is not."""
@@ -102,8 +102,8 @@ class StopThinking(Middleware):
         """The rule, how often it looks, and how answers are compared."""
         if self.plan is None:
             return None
-        one = self.plan
-        return [one.rule.name, one.rule.setting, one.settings.every, one.settings.probe_tokens, one.settings.answer]
+        rule, said = self.plan.rule, self.plan.settings
+        return [rule.name, rule.setting, said.every, said.probe_tokens, said.answer]
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -260,7 +260,7 @@ class _Reply:
         """The last piece."""
         note: dict[str, Any] = {"stopped": stopped, "thinking": thought, "rule": str(self.plan.rule)}
         if self.plan.rule.name != "budget":
-            note |= {"probes": len(self.probes), "probe_tokens": sum(one.spent for one in self.probes)}
+            note |= {"probes": len(self.probes), "probe_tokens": sum(probe.spent for probe in self.probes)}
         if self.failed:
             note["failed"] = self.failed
         tokenizer = self.thinking.tokenizer

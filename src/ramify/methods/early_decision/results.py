@@ -18,7 +18,7 @@ from ramify.methods.early_decision.algorithm import (
 )
 from ramify.methods.early_decision.probe import Probed, Ranked
 from ramify.methods.early_decision.separability import Valley
-from ramify.methods.early_decision.stopping import Rule, RuleMeasured, RuleName
+from ramify.methods.early_decision.stopping import RuleMeasured, RuleName, StopRule
 from ramify.render.numbers import interval, percent, percent_interval
 from ramify.render.result import CALL, Cell, CurveLine, Curves, Grid, Result, Section, numbers, table
 from ramify.stats.intervals import ClusteredShare, Proportion
@@ -522,9 +522,9 @@ class StopCalibrated(StageFound):
     spent: Spent = field(default_factory=dict, metadata=CALL)
 
     @property
-    def chosen(self) -> Rule | None:
+    def chosen(self) -> StopRule | None:
         """The certified rule; None where none is."""
-        (row,) = (one for one in self.rules if one.name == self.settings.rule)
+        (row,) = (each for each in self.rules if each.name == self.settings.rule)
         return None if row.calibration is None else row.calibration.rule
 
     @classmethod
@@ -540,7 +540,7 @@ class StopCalibrated(StageFound):
         spent: Spent,
     ) -> Self:
         """With the verdict: whether a thinking may end early, at a bound that the calibration certifies."""
-        (row,) = (one for one in rules if one.name == settings.rule)
+        (row,) = (each for each in rules if each.name == settings.rule)
         bound = f"at most {settings.alpha:.0%} of the answers (confidence {settings.level:.0%})"
         if row.calibration is None:
             few = f": {prompts} prompts calibrate, and it takes {least} at least" if prompts < least else ""
@@ -567,12 +567,12 @@ class StopCalibrated(StageFound):
             name = f"{row.name} (chosen)" if row.name == self.settings.rule else row.name
             if row.calibration is None:
                 rows.append((name, "no setting is certified", *["-"] * 9))
-            for on, one in (("calibration", row.calibration), ("held out", row.held_out)):
-                if one is not None and one.wrong is not None:
-                    wrong = str(one.wrong), percent_interval(one.wrong.interval), percent(one.upper)
-                    saved = percent(one.thinking_saved), percent_interval(one.thinking_interval)
-                    total = percent(one.saved), percent_interval(one.saved_interval)
-                    rows.append((name, str(one.rule), on, str(one.stopped), *wrong, *saved, *total))
+            for on, measure in (("calibration", row.calibration), ("held out", row.held_out)):
+                if measure is not None and measure.wrong is not None:
+                    wrong = str(measure.wrong), percent_interval(measure.wrong.interval), percent(measure.upper)
+                    saved = percent(measure.thinking_saved), percent_interval(measure.thinking_interval)
+                    total = percent(measure.saved), percent_interval(measure.saved_interval)
+                    rows.append((name, str(measure.rule), on, str(measure.stopped), *wrong, *saved, *total))
         yield Section.of("", table(head, rows), self.verdict)
         counts: dict[str, Cell] = {
             "prompts that calibrate": self.prompts,

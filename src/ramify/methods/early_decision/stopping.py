@@ -46,7 +46,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class StopRule:
     """When a thinking ends: ``setting`` probes in a row agree (consistency), the last probe's confidence reaches it (confidence),
     or so many tokens were thought (budget)."""
 
@@ -63,7 +63,7 @@ class Rule:
         if self.name == "confidence":
             return last.confidence is not None and last.confidence >= self.setting
         row = probes[-int(self.setting) :]
-        return len(row) == self.setting and all(one.answer == last.answer for one in row)
+        return len(row) == self.setting and all(probe.answer == last.answer for probe in row)
 
     def first(self, probes: Sequence[Probe]) -> int | None:
         """Index of the probe at which a thinking with all these probes ends; None where it does not."""
@@ -78,7 +78,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbedThought:
     """A whole thought with its probes, and what was answered after a stop at each."""
 
     length: int
@@ -91,17 +91,17 @@ class Probed:
     """The answer where the thinking is closed at each probe, sampled as the answer is."""
     stopped_tokens: tuple[int, ...]
 
-    def wrong(self, rule: Rule) -> bool:
+    def wrong(self, rule: StopRule) -> bool:
         """Whether ``rule`` stops it and the answer is then another."""
         at = rule.first(self.probes)
         return at is not None and self.stopped[at] != self.answer
 
-    def tokens(self, rule: Rule) -> tuple[int, int, int]:
+    def tokens(self, rule: StopRule) -> tuple[int, int, int]:
         """Tokens of the thinking under ``rule``, of what is spent on probes, and of the answer. The probe that stops counts
         twice: the model thinks on while it is made."""
         at = rule.first(self.probes)
-        made = self.probes if at is None else self.probes[: at + 1]
-        probing = 0 if rule.name == "budget" else sum(one.spent for one in made)
+        probes = self.probes if at is None else self.probes[: at + 1]
+        probing = 0 if rule.name == "budget" else sum(probe.spent for probe in probes)
         if at is None:
             return self.length, probing, self.answer_tokens
         return self.probes[at].tokens, probing + (rule.name != "budget") * self.probes[at].spent, self.stopped_tokens[at]
@@ -111,7 +111,7 @@ class Probed:
 class RuleMeasured:
     """A rule on some thoughts."""
 
-    rule: Rule
+    rule: StopRule
     stopped: Proportion | None
     wrong: Proportion | None
     """Of all thoughts, stopped or not."""
@@ -125,12 +125,14 @@ class RuleMeasured:
     saved_interval: Interval | None
 
 
-def measured(rule: Rule, thoughts: Sequence[Probed], level: float = 0.95, seed: int = 0) -> RuleMeasured:
+def measured(rule: StopRule, thoughts: Sequence[ProbedThought], level: float = 0.95, seed: int = 0) -> RuleMeasured:
     """What ``rule`` does to ``thoughts``, one a prompt. Intervals are of 95 %: Wilson's, and the bootstrap over thoughts."""
-    n, wrong = len(thoughts), sum(one.wrong(rule) for one in thoughts)
-    stopped = sum(rule.first(one.probes) is not None for one in thoughts)
-    spent = np.array([one.tokens(rule) for one in thoughts], np.float64).reshape(-1, 3)
-    whole = np.array([(one.length, one.length + one.answer_tokens) for one in thoughts], np.float64).reshape(-1, 2)
+    n, wrong = len(thoughts), sum(thought.wrong(rule) for thought in thoughts)
+    stopped = sum(rule.first(thought.probes) is not None for thought in thoughts)
+    spent = np.array([thought.tokens(rule) for thought in thoughts], np.float64).reshape(-1, 3)
+    whole = np.array([(thought.length, thought.length + thought.answer_tokens) for thought in thoughts], np.float64).reshape(
+        -1, 2
+    )
     thinking = _saved(whole[:, 0], spent[:, 0], seed)
     total = _saved(whole[:, 1], spent.sum(axis=1), seed)
     upper = clopper_pearson(wrong, n, 2 * level - 1)[1] if n else 1.0
@@ -162,18 +164,18 @@ def exceeds_p(wrong: int, n: int, alpha: float) -> float:
     return float(bdtr(wrong, n, alpha))
 
 
-def certified(name: RuleName, thoughts: Sequence[Probed], alpha: float, level: float) -> Rule | None:
+def certified(name: RuleName, thoughts: Sequence[ProbedThought], alpha: float, level: float) -> StopRule | None:
     """The boldest setting of a rule that the fixed sequence certifies on ``thoughts``, one a prompt; None where it is none.
 
-    Raises UserError where ``alpha`` or ``level`` is no probability between 0 and 1.
+    Raises UserError where ``alpha`` or ``level`` does not lie between 0 and 1.
     """
     if not (0 < alpha < 1 and 0 < level < 1):
         raise UserError(f"alpha and level lie between 0 and 1, not at {alpha:g} and {level:g}")
-    places = sorted({one.tokens for thought in thoughts for one in thought.probes}, reverse=True)
+    places = sorted({probe.tokens for thought in thoughts for probe in thought.probes}, reverse=True)
     best = None
     for setting in SETTINGS.get(name, tuple(places)):
-        rule = Rule(name, setting)
-        if exceeds_p(sum(one.wrong(rule) for one in thoughts), len(thoughts), alpha) > 1 - level:
+        rule = StopRule(name, setting)
+        if exceeds_p(sum(thought.wrong(rule) for thought in thoughts), len(thoughts), alpha) > 1 - level:
             break
         best = rule
     return best
@@ -186,12 +188,12 @@ def answer_in(text: str, how: str) -> str:
     kind, _, pattern = how.partition(":")
     if kind == "regex":
         try:
-            found = list(re.finditer(pattern, text))
+            matches = list(re.finditer(pattern, text))
         except re.error as error:
-            raise UserError(f"--answer: '{pattern}' is no regular expression ({error})") from error
-        if not found:
+            raise UserError(f"--answer: '{pattern}' is not a regular expression ({error})") from error
+        if not matches:
             return ""
-        text = found[-1].group(1 if found[-1].re.groups else 0) or ""
+        text = matches[-1].group(1 if matches[-1].re.groups else 0) or ""
     elif how != "text":
         raise UserError(f"--answer is text, outcome or regex:PATTERN, not '{how}'")
     return " ".join(text.casefold().split()).rstrip(".")

@@ -16,7 +16,7 @@ from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.engine.named import find_model, find_sampled
 from ramify.kit import Trust, Verbs, argument, only_for, option
-from ramify.methods.early_decision.calibrate import CalibrateConfig, calibrate
+from ramify.methods.early_decision.calibrate import StopConfig, calibrate
 from ramify.methods.early_decision.guards import ChunkGuard, Reminder, SelfCheck
 from ramify.methods.early_decision.judges import find_jury, find_stance_judge
 from ramify.methods.early_decision.record import Study, StudyConfig
@@ -296,14 +296,14 @@ def _turns(config: OscillateConfig, run: Path, trust: bool, bar: Progress) -> Tu
     return replace(found, caveats=(*found.caveats, *parts.caveats()))
 
 
-def _calibrating(options: CalibrateConfig, run: Path) -> dict[str, int]:
+def _calibrating(options: StopConfig, run: Path) -> dict[str, int]:
     """What is sampled at most."""
     with Study.open(run) as study:
         return options.cost_estimate(study)
 
 
-@app.study("calibrate", settings=CalibrateConfig, plan=_calibrating, run="run", keeps=False)
-def calibrate_(options: CalibrateConfig, run: RunPath, bar: Progress, trust: Trust = False) -> StopCalibrated:
+@app.study("calibrate", settings=StopConfig, plan=_calibrating, run="run", keeps=False)
+def calibrate_(options: StopConfig, run: RunPath, bar: Progress, trust: Trust = False) -> StopCalibrated:
     """Certify when the thinking may end: `ramify serve MODEL --middleware stop-thinking:RUN` ends it there.
 
     A thought of each prompt is probed: closed every so many tokens and asked for its answer. The rule's boldest setting is chosen
@@ -313,8 +313,8 @@ def calibrate_(options: CalibrateConfig, run: RunPath, bar: Progress, trust: Tru
     study, parts = _opened(run, trust=trust)
     with study:
         cuts = Cuts(study, parts.sampler, parts.thinking, parts.jury)
-        found = wait_for(calibrate(study, cuts, options, bar))
-    return replace(found, caveats=(*found.caveats, *parts.caveats()))
+        result = wait_for(calibrate(study, cuts, options, bar))
+    return replace(result, caveats=(*result.caveats, *parts.caveats()))
 
 
 @app.verb("report", settings=ReportConfig, keeps="run")
