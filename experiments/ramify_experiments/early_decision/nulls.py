@@ -196,7 +196,8 @@ def _ended(
     """The rule that is certified for a made model, on the thoughts that calibrate it."""
     flags = ["--rule", rule, "--alpha", CHANGED, "--every", every, "--probe-tokens", 3, "--held-out", 0]
     found = rep.verb("early-decision", "calibrate", _made(rep, model, 1, [chance] * n), *flags)
-    return next(one["calibration"] for one in found["rules"] if one["name"] == rule)
+    certified: dict[str, Any] | None = next(row["calibration"] for row in found["rules"] if row["name"] == rule)
+    return certified
 
 
 def _ends_at_the_edge(rep: Repetition) -> bool:

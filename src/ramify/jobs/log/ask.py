@@ -273,7 +273,7 @@ def _keep(run: Run, answers: Sequence[WhyJudged], question: JudgeQuestion, ident
 def _finding(entry: WhyJudged, question: JudgeQuestion, identity: dict[str, str]) -> Finding:
     name = {"step": "named by judges", "opinion": "a judge's opinion", "none": NOTHING}[entry.verdict]
     share = entry.votes / entry.of if entry.of else None
-    made = {"attempt": entry.attempt, "question": codec.to_json(question), "judges": identity}
+    identified = {"attempt": entry.attempt, "question": codec.to_json(question), "judges": identity}
     evidence = codec.to_json(entry)
     return Finding(
         name,
@@ -285,5 +285,5 @@ def _finding(entry: WhyJudged, question: JudgeQuestion, identity: dict[str, str]
         share,
         "share of answers",
         evidence,
-        made,
+        identified,
     )

@@ -207,7 +207,7 @@ def _cohort(run: Run, info: TreeInfo, deciding: Decider) -> Iterator[View]:
 def read_case(run: Run, view: View, deciding: Decider, provenance: str | None) -> AskedAttempt:
     """The attempt with all others at its task; ``provenance`` is that of the agent that continues, None where nothing does."""
     cohort = list(_cohort(run, view.info, deciding))
-    limited = any(one.ended.cut and _record(one).purpose in KNOWN for one in cohort)
+    limited = any(other.ended.cut and _record(other).purpose in KNOWN for other in cohort)
     steps, seen, keys = walked(view, limited)
     if not steps and provenance is not None:
         raise UserError(f"the attempt that ends at {view.leaf[:12]} has no step of the agent after an observation")
@@ -216,5 +216,5 @@ def read_case(run: Run, view: View, deciding: Decider, provenance: str | None) -
     nodes = tuple(node.id for node in seen)
     trace = StepTrace(view.leaf, view.info.name, task, nodes, actions, view.success, ended=view.success is not None)
     plain = all(node.context is None for step in steps for node in step.reply.nodes)
-    passages = (_passage(one, provenance, plain, limited) for one in cohort if one.leaf != view.leaf)
-    return AskedAttempt(view, trace, tuple(steps), tuple(keys), tuple(one for one in passages if one is not None), limited)
+    passages = [_passage(other, provenance, plain, limited) for other in cohort if other.leaf != view.leaf]
+    return AskedAttempt(view, trace, tuple(steps), tuple(keys), tuple(filter(None, passages)), limited)

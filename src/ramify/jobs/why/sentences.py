@@ -29,14 +29,14 @@ def lost(found: Why, there: int) -> str:
     """The step that lost it (of a success: won it), and what most of the others did there, of ``there`` attempts in all."""
     verb = "Won" if found.success else "Lost"
     said = found.action or "", found.alternatives[0].action if found.alternatives else ""
-    own, other = map(_named, said)
-    if own == other:  # they differ in what was said beside the calls
-        own, other = map(words, said)
+    here, other = map(_named, said)
+    if here == other:  # they differ in what was said beside the calls
+        here, other = map(words, said)
     whose = "" if found.conversation is None else f" (conversation {found.conversation})"
-    text = f"{verb} at `{_unlike(own, other)}`{whose}: success {found.before} -> {found.after}."
+    text = f"{verb} at `{_unlike(here, other)}`{whose}: success {found.before} -> {found.after}."
     if found.alternatives:
         best = found.alternatives[0]
-        did = f"did {OTHER}" if best.action == OTHER else f"chose `{_unlike(other, own)}`"
+        did = f"did {OTHER}" if best.action == OTHER else f"chose `{_unlike(other, here)}`"
         text += f" From the same state {best.n} of {plural(there, 'attempt')} {did}: {percent(best.p, 0)}."
     return text
 

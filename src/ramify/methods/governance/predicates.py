@@ -281,7 +281,7 @@ def _path(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
         path for text in arguments.values() if isinstance(text, str) for pair in _PATCHED.findall(text) for path in pair if path
     ]
     changes = arguments.get("changes")  # of `codex exec --json`
-    paths += [one.get("path") for one in changes if isinstance(one, Mapping)] if isinstance(changes, list) else []
+    paths += [change.get("path") for change in changes if isinstance(change, Mapping)] if isinstance(changes, list) else []
     if not paths or not all(isinstance(path, str) and path for path in paths):
         raise UnreadableError("there is no path")
     return any(
