@@ -43,7 +43,6 @@ SETTINGS = {
     "close": "\nAnswer:",
     "think-tokens": 64,
     "answer-tokens": 3,
-    "temperature": 0.6,
     "k": 1,
     "modes": "thinking",
 }
@@ -65,11 +64,19 @@ def sums(arm: str, n: int, seed: int) -> list[str]:
     return [f"{head}Q: What is {a} + {b} + {c}?" for a, b, c in rng.integers(1, 10, (n, 3)).tolist()]
 
 
-def calibrated(model: str, arm: str, seed: int) -> dict[str, Any]:
+def calibrated(model: str, arm: str, temperature: float, seed: int) -> dict[str, Any]:
     """Calibrate each rule on some sums and serve others by it, beside the same thoughts to their end."""
     texts = sums(arm, CALIBRATED + SERVED, seed)
     rows = [{"id": f"q{i}", "prompt_ids": raw_ids(model, text), "prompt": text} for i, text in enumerate(texts)]
-    return _study(model, rows, {**SETTINGS, "label": json.dumps([r"regex:\d"])}, EVERY, PROBE, r"regex:\d+", seed)
+    return _study(
+        model,
+        rows,
+        {**SETTINGS, "temperature": temperature, "label": json.dumps([r"regex:\d"])},
+        EVERY,
+        PROBE,
+        r"regex:\d+",
+        seed,
+    )
 
 
 def organism(seed: int, kind: str, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -204,7 +211,10 @@ def checked(checks: Checks, arm: str, found: dict[str, Any], least: float | None
 
 
 def real_stopping(model: str, cells: ResultCache, checks: Checks, seed: int) -> None:
-    """Both arms of the real model."""
-    done = cells.map(calibrated, {f"stop, {arm}": {"model": model, "arm": arm, "seed": seed} for arm in ARMS})
+    """Both arms of the real model, greedy; the first also sampled, where its answers change by themselves."""
+    arms = {"checked": ("checked", 0.0), "worked out": ("worked out", 0.0), "checked, sampled": ("checked", 0.6)}
+    plan = {f"stop, {name}": {"model": model, "arm": arm, "temperature": t, "seed": seed} for name, (arm, t) in arms.items()}
+    done = cells.map(calibrated, plan)
     checked(checks, "checked sums", done["stop, checked"], 0.2, None)
     checked(checks, "sums to the last token (null)", done["stop, worked out"], None, 0.1)
+    checked(checks, "checked sums, temperature 0.6", done["stop, checked, sampled"], None, None)
