@@ -1,7 +1,7 @@
 """Ending the thinking early, calibrated on some prompts and served on others: how often the answer changes, and what is saved.
 
 Two kinds of thinking of the real model: sums that are checked once they are worked out (settled before the end), and sums that
-are worked out to the last token (the null: nothing is settled before the end). Two trained here: locked and weighing organisms.
+are worked out to the last token (the null: nothing is settled before the end).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.rollout.sampler import token_ids
 from ramify.score.steps import write_rows
 from ramify.stats.intervals import bootstrap, clopper_pearson
-from ramify_experiments.early_decision.organisms import CLOSE, REFUSE, THINK, OrganismRecipe, ask
 from ramify_experiments.lab import Checks, ResultCache, call_verb
 from ramify_experiments.real import raw_ids
 
@@ -77,30 +76,6 @@ def calibrated(model: str, arm: str, temperature: float, seed: int) -> dict[str,
         r"regex:\d+",
         seed,
     )
-
-
-def organism(seed: int, kind: str, recipe: dict[str, Any]) -> dict[str, Any]:
-    """The same of an organism, whose answer is one word."""
-    made = OrganismRecipe(**recipe, kind=kind, seed=seed)
-    module = made.model()
-    asks = [ask(generator(seed, "stopping", i)) for i in range(CALIBRATED + SERVED)]
-    rows = [{"id": f"p{i}", "prompt_ids": list(one.ids), "prompt": " ".join(one.words)} for i, one in enumerate(asks)]
-    settings = {
-        "open": THINK,
-        "close": CLOSE,
-        "think-tokens": 4 * made.longest,
-        "answer-tokens": 1,
-        "k": 1,
-        "temperature": 1,
-        "top-p": 1,
-        "modes": "thinking",
-        "label": json.dumps([f"regex:{REFUSE}"]),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        from ramify_experiments.early_decision.organisms import tokenizer
-
-        module.save(Path(folder), tokenizer())
-        return _study(f"hf:{folder}", rows, settings, 2, 1, "text", seed)
 
 
 def _study(
