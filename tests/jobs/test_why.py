@@ -235,7 +235,7 @@ def test_a_headline_names_the_calls_of_a_step() -> None:
 
     ls, rm = 'I look.\nbash({"command": "ls -l"})', 'I look.\nrm({"path": "a", "force": true})'
     assert headline(ls, rm).startswith("Lost at `bash: ls -l`: success")
-    assert 'chose `rm({"path": "a", "force": true})`' in headline(ls, rm)
+    assert 'chose `rm({"force":true,"path":"a"})`' in headline(ls, rm)
     assert headline(ls, ls.replace("I look", "Well")).startswith('Lost at `I look. bash({"command": "ls -l"})`')
     assert headline("go hall", "go yard").startswith("Lost at `go hall`")
 

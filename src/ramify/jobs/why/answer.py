@@ -129,7 +129,7 @@ class Why(Result):
         if not self.counterfactual and not self.free:
             yield f"It is the only judged attempt at its task. Of a log, add others: `ramify import FILE --run {able.name}`"
         if not self.counterfactual:
-            yield f"Ask models, which give an opinion: `{able.why(attempt, ' --judge MODEL')}`"
+            yield f"Ask models, which give an opinion: `{able.why(attempt)}` with --judge and the name of a model"
         if not able.plays:
             objects = "; in Python give ramify.why and ramify.fork_run the same model= and env= again"
             yield f"`ramify why` samples its steps: {WHO}" + objects * self.counterfactual

@@ -10,7 +10,7 @@ from ramify.jobs.why.answer import Why
 from ramify.jobs.why.records import OTHER, BrokenRule, Share
 from ramify.render.numbers import percent, points
 from ramify.trace.graph import short
-from ramify.trace.message import split_reply, unspoken
+from ramify.trace.message import as_text, split_reply, unspoken
 
 
 def _named(action: str) -> str:
@@ -22,7 +22,7 @@ def _named(action: str) -> str:
 def _called(name: str, arguments: str) -> str:
     given = json.loads(arguments)
     only = next(iter(given.values())) if len(given) == 1 else None
-    return f"{name}: {only}" if isinstance(only, str) else f"{name}({arguments})"
+    return f"{name}: {only}" if isinstance(only, str) else f"{name}({as_text(given)})"
 
 
 def lost(found: Why, there: int) -> str:
