@@ -29,7 +29,9 @@ SAMPLING = (
 KNOWN = {
     "coins: p of that fall": "equal answers are judged once, so after a kept prefix, whose answers are few, one coin stands for "
     "many: a judge that tosses is the wrong null here, and reasoning that only repeats the question the right one "
-    "(docs/methods/early-decision.md)"
+    "(docs/methods/early-decision.md)",
+    "checked sums, consistency: thinking saved": "this model hardly says the same four times before its thought of some fifty "
+    "tokens is over, and probes cost more than that saves (docs/methods/early-decision.md)",
 }
 REPORTED: tuple[str, float | None] = ("report", None)
 
