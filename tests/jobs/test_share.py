@@ -141,7 +141,7 @@ def test_an_interrupted_share_continues(tmp_path: Path) -> None:
         ramify.why(run, model=agent(), env=Rooms(), share=True, describe=0, on_attempt=stop)
     sampled: list[Attempt] = []
     again = ramify.why(run, model=agent(), env=Rooms(), share=True, describe=0, on_attempt=sampled.append)
-    assert replace(again, run=whole.run) == whole
+    assert replace(again, run=whole.run, commands=whole.commands) == whole
     assert len(sampled) < whole.samples + (0 if whole.share is None else whole.share.samples)
 
 
