@@ -181,3 +181,21 @@ def test_ranks_are_exact_at_their_level() -> None:
     rules = list(RULES)
     named = sum((k + 1) / (n + 1) <= 0.05 for leaf, at in ranks.ranks for k, n, _ in [ranks.rarity(rules[at], 0.05, leaf)])
     assert named <= 0.05 * 200
+
+
+@pytest.mark.parametrize(
+    "schema", [{"required": 3}, "a text", {"properties": [1]}, {"properties": {"to": {"enum": 3}}}, {"type": {"a": 1}}]
+)
+def test_a_schema_that_cannot_be_read_refuses_no_call(verb: Any, schema: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "pay", "parameters": schema}}]
+    assert broken(verb, call("pay", "paid", to="Ann"), say("Paid."), tools=tools) == []
+    (unknown,) = broken(verb, call("pya", "paid", to="Ann"), say("Paid."), tools=tools)
+    assert (unknown.rule, unknown.why) == ("refused call", "there is no tool 'pya' (did you mean 'pay'?)")
+
+
+def test_a_log_that_means_to_be_slow_is_read(verb: Any) -> None:
+    """Each of these took a minute or more of patterns that look back, or ended in a traceback."""
+    deep = '{"total":' * 900 + "1" + "}" * 900
+    fields = json.dumps({f"field number {i}": i for i in range(5000)})
+    parts = [call("pay", text, to="Ann") for text in (deep, fields)]
+    assert broken(verb, *parts, say("The plan" + "\n" * 50_000), say("Nothing is 12 or so. " * 2000)) == []

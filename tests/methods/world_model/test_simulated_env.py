@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.protocol import Task
+from ramify.env.schemas import check_call, fits
 from ramify.methods.world_model import Effect, StateStore
 from ramify.methods.world_model.control import Fault, Latency, Paginate, Partial, RateLimit, Stingy, read_controls
 from ramify.methods.world_model.environment import SimulatedEnvironment, SimulationError
 from ramify.methods.world_model.predict import ModelPredictor
-from ramify.methods.world_model.store import EnvCall, check_call, fits, read_calls, read_effects
+from ramify.methods.world_model.store import EnvCall, read_calls, read_effects
 from ramify.model.scripted import ScriptedModel
 from ramify.testing import check_env
 from ramify.trace.message import write_call
@@ -325,7 +326,7 @@ def test_mistakes_are_one_sentence(tmp_path: object) -> None:
 def test_calls_and_shapes() -> None:
     assert read_calls("get a b", False) == [EnvCall("get", {"1": "a", "2": "b"})]
     assert read_calls("no call", True) == []
-    assert check_call(EnvCall("x"), []) == ""
+    assert check_call("x", {}, []) == ""
     assert fits([1, 2], {"type": "array", "items": {"type": "integer"}})
     assert not fits(True, {"type": "integer"})
     assert not fits("c", {"enum": ["a", "b"]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import combinations, islice
@@ -16,7 +16,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
 from ramify.jobs.log.answer import NOTE, InSuccesses, JudgeAgreement, Opinion, WhyJudged, WhyJudgedAll
 from ramify.jobs.log.judges import LONGEST, Ask, JudgedLog, judge_of, named_by
-from ramify.jobs.log.rarity import broken_rules, successes
+from ramify.jobs.log.rarity import Successes, broken_rules, successes
 from ramify.jobs.log.rules import violations
 from ramify.jobs.log.ways import WAYS, Way
 from ramify.jobs.why.attempts import asked as chosen
@@ -90,7 +90,7 @@ def why_judged(
 def counted(run: Run, deciding: Decider, question: JudgeQuestion, where: str, every: bool) -> tuple[int, int]:
     """(attempts, questions at most). Nothing is asked."""
     views = chosen(run, deciding, where, every)
-    won = _won(run, deciding, question.successes, ())
+    won = _won(run, deciding, question.successes)
     return len(views), question.most(sum(m.role == "assistant" for m in view.messages) for view in (*views, *won))
 
 
@@ -118,17 +118,17 @@ def judged_attempts(
     run.commit()
     if not any(entry.spoke or entry.unread for rows in opinions for entry in rows):
         raise RamifyError(f"no judge could answer, the first because {opinions[0][0].failure}")
-    null = [_vote(rows) for rows in opinions[len(views) :]]
-    answers = [_answer(run, deciding, view, rows, null, question) for view, rows in zip(views, opinions, strict=False)]
+    null, among = [_vote(rows) for rows in opinions[len(views) :]], successes(run, deciding)
+    answers = [_answer(run, view, rows, null, among, question) for view, rows in zip(views, opinions, strict=False)]
     _keep(run, answers, question, asking.identity)
     return answers
 
 
-def _won(run: Run, deciding: Decider, most: int, without: Iterable[str]) -> list[View]:
+def _won(run: Run, deciding: Decider, most: int, without: Set[str] = frozenset()) -> list[View]:
     """Successful attempts, of each tree in turn the first."""
     trees = sorted(run.trees(), key=lambda entry: entry.name)
     views = (view for info in trees for view in attempts_in(run, info, deciding))
-    fit = (view for view in views if view.success and not view.fork and view.steps and view.leaf not in set(without))
+    fit = (view for view in views if view.success and not view.fork and view.steps and view.leaf not in without)
     return list(islice(fit, most))
 
 
@@ -155,10 +155,10 @@ class _Asking:
 
     async def _opinion(self, log: JudgedLog, spec: str, way: Way, judge: Judge) -> Opinion:
         ask: Ask = partial(self._ask, judge, log.leaf)
-        named_so = await named_by(way, log, ask)
-        step = None if named_so.step is None else log.steps[named_so.step]
-        reason = named_so.reason or "; ".join(named_so.said)
-        told = Opinion(spec, way, None, None, "", reason, named_so.asked, named_so.unread, named_so.failure)
+        answer = await named_by(way, log, ask)
+        step = None if answer.step is None else log.steps[answer.step]
+        reason = answer.reason or "; ".join(answer.said)
+        told = Opinion(spec, way, None, None, "", reason, answer.asked, answer.unread, answer.failure)
         return told if step is None else replace(told, node=step.node, step=step.step, action=step.action)
 
     async def _ask(self, judge: Judge, leaf: str, what: str, item: Item) -> Judgement:
@@ -187,10 +187,10 @@ def _vote(opinions: Sequence[Opinion]) -> tuple[Opinion | None, int, int]:
 
 def _answer(
     run: Run,
-    deciding: Decider,
     view: View,
     opinions: Sequence[Opinion],
     null: Sequence[tuple[Opinion | None, int, int]],
+    among: Successes,
     question: JudgeQuestion,
 ) -> WhyJudged:
     best, votes, of = _vote(opinions)
@@ -200,7 +200,7 @@ def _answer(
         named = [count / spoke for entry, count, spoke in null if entry is not None]
         known = InSuccesses(len(null), len(named), sum(entry >= share for entry in named))
     sure = best is not None and known is not None and known.p <= question.level
-    broken = broken_rules(violations(run, view), successes(run, deciding), question.level, view.leaf)
+    broken = broken_rules(violations(run, view), among, question.level, view.leaf)
     rule = next((entry for entry in broken if entry.p <= question.level), None)
     told = [*opinions, Opinion("rules", "rules", rule.node, rule.step, rule.action, rule.why)] if rule else list(opinions)
     return WhyJudged(
@@ -249,12 +249,12 @@ def _agreement(each: Sequence[Sequence[Opinion]]) -> tuple[JudgeAgreement, ...]:
         for opinions in each
     ]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    named_so = []
+    told = []
     for first, second in combinations(names, 2):
         both = [row[first] == row[second] for row in rows if row.get(first) and row.get(second)]
         if both:
-            named_so.append(JudgeAgreement(first, second, sum(both), len(both), wilson(sum(both), len(both))))
-    return tuple(named_so)
+            told.append(JudgeAgreement(first, second, sum(both), len(both), wilson(sum(both), len(both))))
+    return tuple(told)
 
 
 def _keep(run: Run, answers: Sequence[WhyJudged], question: JudgeQuestion, identity: dict[str, str]) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramify.base.ids import canonical_json
+from ramify.env.schemas import check_call, schema_fault
 from ramify.env.tools import described
-from ramify.methods.world_model.store import EnvCall, check_call
 from ramify.trace.db import Run
 from ramify.trace.graph import short
 from ramify.trace.message import ToolCall, named_calls
@@ -118,7 +118,7 @@ def violations(run: Run, view: View) -> list[Violation]:
     """Every step of an attempt that breaks a rule, in the order of the steps, each once a rule."""
     steps = logged_steps(view.messages)
     system = "\n".join(message.text for message in view.opening)
-    tools = tools_of(run, view) or described(system)
+    tools = [_readable(tool) for tool in tools_of(run, view) or described(system)]
     broken = [
         *_contradicted(steps, view.messages),
         *_refused(steps, tools),
@@ -132,6 +132,12 @@ def violations(run: Run, view: View) -> list[Violation]:
     for entry in broken:
         first.setdefault((entry.rule, entry.step), entry)
     return sorted(first.values(), key=lambda entry: (entry.step, list(RULES).index(entry.rule)))
+
+
+def _readable(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool of a log; without its schema where that cannot be read."""
+    function = tool["function"]
+    return {"function": {**function, "parameters": {}}} if schema_fault(function.get("parameters") or {}) else tool
 
 
 # -- what a result says
@@ -207,7 +213,7 @@ def _refused(steps: Sequence[LoggedStep], tools: Sequence[Mapping[str, Any]]) ->
     for step in steps:
         wrong = {}
         for call in step.calls:
-            if why := call.error or check_call(EnvCall(call.name, dict(call.arguments)), list(tools)).removeprefix("error: "):
+            if why := call.error or check_call(call.name, call.arguments, tools):
                 wrong[call.name] = step.breaks("refused call", why)
         for result, said, answered in _errors(step) if step.calls else ():
             if _REFUSED.search(result.text):
@@ -285,28 +291,34 @@ def _plain(number: str) -> str:
     return number.rstrip("0").rstrip(".") if "." in number else number
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _leaves(value: Any) -> Iterator[tuple[str, str]]:
     """(name of the field in words, number) of each number in JSON."""
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _leaves(entry, str(key).replace("_", " ").lower())
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _leaves(entry, name)
-    elif isinstance(value, int | float) and not isinstance(value, bool) and len(name) > 2:
-        yield name, _plain(str(value))
+    left = [("", value)]
+    while left:
+        name, value = left.pop()
+        if isinstance(value, Mapping):
+            left += [(str(key).replace("_", " ").lower(), entry) for key, entry in value.items()]
+        elif isinstance(value, list):
+            left += [(name, entry) for entry in value]
+        elif isinstance(value, int | float) and not isinstance(value, bool) and len(name) > 2:
+            yield name, _plain(str(value))
 
 
 def _stated(text: str, fields: Mapping[str, set[str]]) -> Iterator[tuple[str, str]]:
     """(field, number) where a text says what a field is: ``total price: $90``, ``the balance is now 12``."""
+    lower = text.lower()
     for name in fields:
+        if name not in lower:  # most fields are not spoken of
+            continue
         for match in re.finditer(
             rf"\b{re.escape(name)}\W{{0,4}}(?:\s*(?:is|was|of|now|=|:)\W{{0,4}}){{1,2}}({_NUMBER.pattern})", text, re.IGNORECASE
         ):
             yield name, _plain(match[1])
 
 
-_PLAN = re.compile(r"\b(?:plan|steps?)\b[^\n]{0,60}:?\W*\n((?:\s*\d+[.)][^\n]*\n?(?:\s*[-*][^\n]*\n?)*){2,})", re.IGNORECASE)
+_PLAN = re.compile(
+    r"\b(?:plan|steps?)\b[^\n]{0,60}:?\W{0,8}\n((?:\s{0,40}\d+[.)][^\n]*\n?(?:\s{0,40}[-*][^\n]*\n?)*){2,})", re.IGNORECASE
+)
 _ITEM = re.compile(r"^\s*\d+[.)]\s*(.+)$", re.MULTILINE)
 
 

@@ -79,8 +79,8 @@ def broken(rules: Sequence[BrokenRule]) -> Section:
     rows = [
         (str(rule.step), cut(rule.action), rule.rule, rule.why, f"{rule.k} of {rule.n}", rule.node[:12]) for rule in rules[:ROWS]
     ]
-    kinds = {rule.of_run for rule in rules}
-    whose = "of this run" if True in kinds else "of tau-bench and an AgentDojo, since this run has too few"
+    sources = {True: "of this run", False: "of tau-bench and an AgentDojo, since this run has too few"}
+    whose = "; ".join(sources[own] for own in sorted({rule.of_run for rule in rules}, reverse=True))
     says = f"Successful logs ({whose}) that break the same rule or a rarer rule; rules read the log, and prove no cause."
     left = f" ({len(rules) - ROWS} more are left out)" if len(rules) > ROWS else ""
     head = ("step", "action", "rule", "what breaks it", "successful logs", "node")

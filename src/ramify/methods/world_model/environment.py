@@ -25,6 +25,7 @@ from ramify.base.plugins import own_function, own_path
 from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Observation, Task, TaskSet, read_task_set
+from ramify.env.schemas import check_call, fits, schema_fault
 from ramify.env.task_sets import SPLITS, known_split
 from ramify.env.tools import cut, describe
 from ramify.methods.world_model.algorithm import invented
@@ -47,11 +48,8 @@ from ramify.methods.world_model.store import (
     EnvCall,
     StateStore,
     StoreAnswer,
-    check_call,
-    fits,
     read_calls,
     read_effects,
-    schema_fault,
 )
 from ramify.methods.world_model.trajectories import LOST, OVER, WON, read_trajectories, split_end
 from ramify.trace.message import write_call
@@ -363,8 +361,8 @@ class SimulatedEnv:
         """One call: what is shown, who made it, and the mark of an end."""
         turn, mark = len(self._turns), ""
         made = AnswerSource("code")
-        if wrong := check_call(call, self.environment.tools):
-            text, made = wrong, AnswerSource("code", refused=True)
+        if wrong := call.error or check_call(call.name, call.arguments, self.environment.tools):
+            text, made = f"error: {wrong}", AnswerSource("code", refused=True)
         elif (instead := self._controls.before(call, turn, self._chances(turn, 0))) is not None:
             text, made = instead, AnswerSource("control")
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -59,97 +59,6 @@ def read_calls(action: str, tools: bool) -> list[EnvCall]:
         return []
     words = action.split()
     return [EnvCall(words[0] if words else "", {str(i): word for i, word in enumerate(words[1:], 1)})]
-
-
-def check_call(call: EnvCall, tools: Sequence[Mapping[str, Any]]) -> str:
-    """What an environment answers to a call that its tools do not have or that lacks an argument; "" where it may be run."""
-    if call.error:
-        return f"error: {call.error}"
-    schemas = {str(tool["function"]["name"]): tool["function"].get("parameters") or {} for tool in tools}
-    if not schemas:
-        return ""
-    if call.name not in schemas:
-        return f"error: there is no tool '{call.name}' ({nearest(call.name, schemas)})"
-    schema = schemas[call.name]
-    missing = [name for name in schema.get("required", ()) if name not in call.arguments]
-    if missing:
-        return f"error: '{call.name}' needs {', '.join(missing)}"
-    known = schema.get("properties") or {}
-    for name, value in call.arguments.items():
-        if name not in known and schema.get("additionalProperties") is False:
-            return f"error: '{call.name}' has no argument '{name}' ({nearest(name, known)})"
-        own = known.get(name)
-        if isinstance(own, Mapping) and not fits(value, own):
-            return f"error: '{name}' {_unfit(value, own)}"
-    return ""
-
-
-def _unfit(value: Any, schema: Mapping[str, Any]) -> str:
-    """What is wrong with an argument that does not fit, one clause."""
-    kind = schema.get("type")
-    if not fits(value, {"type": kind}):
-        return f"must be {kind if isinstance(kind, str) else ' or '.join(kind or ())}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"must be one of {', '.join(map(str, schema['enum']))}"
-    return "does not fit its schema"
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "number": (int, float),
-    "integer": (int,),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
-
-
-def fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether ``value`` has the shape a JSON schema gives: type, enum, required, properties, ``additionalProperties = false`` and
-    items; other words are not checked."""
-    wanted = schema.get("type")
-    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
-    if names and not any(
-        isinstance(value, _TYPES.get(name, (object,))) and (name == "boolean" or not isinstance(value, bool)) for name in names
-    ):
-        return False
-    if "enum" in schema and value not in schema["enum"]:
-        return False
-    if isinstance(value, Mapping):
-        own = schema.get("properties") or {}
-        if schema.get("additionalProperties") is False and not set(value) <= set(own):
-            return False
-        return all(name in value for name in schema.get("required", ())) and all(
-            fits(value[name], one) for name, one in own.items() if name in value and isinstance(one, Mapping)
-        )
-    if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
-        return all(fits(one, schema["items"]) for one in value)
-    return True
-
-
-def schema_fault(schema: Any, where: str = "") -> str:
-    """What keeps :func:`fits` from reading a JSON schema, one clause that names the word and where it stands; "" where nothing
-    does."""
-    if not isinstance(schema, Mapping):
-        return f"{where or 'it'} is not an object"
-    kind, enum, needs = schema.get("type"), schema.get("enum", []), schema.get("required", [])
-    own, at = schema.get("properties") or {}, where or "its"
-    if kind is not None and not isinstance(kind, str) and not _words(kind):
-        return f"{at} 'type' is not a name of a type"
-    if not isinstance(enum, list):
-        return f"{at} 'enum' is not a list"
-    if not _words(needs):
-        return f"{at} 'required' is not a list of names"
-    if not isinstance(own, Mapping):
-        return f"{at} 'properties' is not an object"
-    inner = [(name, one) for name, one in own.items() if isinstance(one, Mapping)]
-    inner += [("items", schema["items"])] if isinstance(schema.get("items"), Mapping) else []
-    return next((found for name, one in inner if (found := schema_fault(one, f"{where}.{name}".lstrip(".")))), "")
-
-
-def _words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 @dataclass(frozen=True, slots=True)
