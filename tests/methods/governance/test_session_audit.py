@@ -237,6 +237,8 @@ def test_what_can_be_checked_is_read_off_the_words(rule: str, kind: str | None) 
         ("echo git push --force", False),
         ('git commit -m "no git push --force"', False),
         ("cat > notes <<'EOF'\ngit push --force\nEOF\nls", False),
+        ("cat > notes <<EOF\ngit push --force", True),
+        ("cat <<< 'EOF'\ngit push --force\nEOF", True),
         ("git push 'unclosed", None),
         (3, None),
     ],

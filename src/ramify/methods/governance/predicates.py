@@ -333,7 +333,7 @@ def commands_of(arguments: Mapping[str, Any]) -> list[list[str]]:
         return [given]
     if not isinstance(given, str):
         raise UnreadableError("there is no command")
-    lexer = shlex.shlex(_HEREDOC.sub(r"\1", given).replace("\n", " ; "), posix=True, punctuation_chars=";|&()")
+    lexer = shlex.shlex(_without_texts(given).replace("\n", " ; "), posix=True, punctuation_chars=";|&()")
     lexer.whitespace_split = True
     try:
         words = list(lexer)
@@ -349,8 +349,24 @@ def commands_of(arguments: Mapping[str, Any]) -> list[list[str]]:
     return [words for words in split if words] + [words for text in inside for words in commands_of({"command": text})]
 
 
-_HEREDOC = re.compile(r"(<<-?\s*(['\"]?)(\w+)\2[^\n]*)\n.*?\n\s*\3(?=\s|$)", re.DOTALL)
-"""A text that a command is given: no command."""
+def _without_texts(command: str) -> str:
+    """A command of the shell without the texts that its here-documents give it: no commands."""
+    lines = command.split("\n")
+    last = {line.split()[0]: at for at, line in enumerate(lines) if line.strip()}
+    kept, until = list[str](), ""
+    for at, line in enumerate(lines):
+        if until and line.split()[:1] != [until]:
+            continue
+        if until:
+            kept[-1], until = f"{kept[-1]} {line.strip().removeprefix(until)}", ""
+            continue
+        kept.append(line)
+        if (begun := _HEREDOC.search(line)) and last.get(begun[2], -1) > at:
+            until = begun[2]
+    return "\n".join(kept)
+
+
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _BEFORE, _RUNS = ("sudo", "time", "command", "exec", "env", "nohup", "then", "do", "else", "!"), ("bash", "sh", "zsh")
 """Words before a command, and commands that run a text of commands."""

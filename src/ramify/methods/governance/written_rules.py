@@ -12,6 +12,7 @@ from ramify.base import codec
 from ramify.base.config import read_toml
 from ramify.base.errors import UserError
 from ramify.base.files import reason
+from ramify.base.skills import split_skill
 from ramify.methods.governance.predicates import EDITORS, NEEDS, Call, UnreadableError, forbids
 from ramify.trace.lines import read_document
 from ramify.trace.message import Message
@@ -90,24 +91,25 @@ def rules_of(markdown: str) -> list[Rule]:
 
     Headings, code, tables, comments, quotations and lines that only lead to a list are none.
     """
-    text = re.sub(r"(?s)<!--.*?-->|^(```|~~~).*?^\1[^\n]*$|\A---\n.*?\n---\n", "", markdown, flags=re.MULTILINE)
-    rules, open_ = list[str](), False
-    for line in text.splitlines():
-        item = _ITEM.match(line)
-        bare = (item[1] if item else line).strip()
-        if not bare or _NO_RULE.match(bare):
-            open_ = False
-        elif open_ and not item:
-            rules[-1] = f"{rules[-1]} {bare}"
-        else:
-            rules.append(bare)
-            open_ = True
-    distinct = dict.fromkeys(rule for rule in rules if not rule.endswith(":"))
-    return [Rule(rule, checkable(rule)) for rule in distinct]
+    from markdown_it import MarkdownIt
+
+    _, text = split_skill(markdown)  # without front matter
+    rules, skipped = list[str](), 0
+    for token in MarkdownIt("commonmark").parse(text):
+        if token.type.startswith(("blockquote", "heading")):
+            skipped += token.nesting
+        elif token.type == "inline" and not skipped:
+            spoken = token.content
+            for comment in (part.content for part in token.children or () if part.content.startswith("<!--")):
+                spoken = spoken.replace(comment, "")
+            spoken = " ".join(spoken.split())
+            rules += [] if not spoken or _NO_RULE.match(spoken) or spoken.endswith(":") else [_BOX.sub("", spoken)]
+    return [Rule(rule, checkable(rule)) for rule in dict.fromkeys(rules)]
 
 
-_ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s+(?:\[[ x]\]\s+)?(.*)")
-_NO_RULE = re.compile(r"#|\||>|<|@\S+$|[-*_=]{3,}$")
+_BOX = re.compile(r"\[[ xX]\] ")
+_NO_RULE = re.compile(r"\||@\S+$")
+"""Tables, and files that are imported."""
 _NOT = r"\b(?:never|do not|don't|must not|mustn't|may not|must never)\b[^`.;]{0,20}?"
 _NAMED = r"(`[^`]+`(?:(?:,| or|, or)\s+`[^`]+`)*)"
 _FORBIDDEN = (
