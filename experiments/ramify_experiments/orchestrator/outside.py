@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,13 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.base.files import write_whole
 from ramify.base.seeds import generator
 from ramify.methods.orchestrator.algorithm import gain
 from ramify.methods.orchestrator.baselines import BaselineRouter, fit_baselines
 from ramify.methods.orchestrator.table import RewardTable, subset
-from ramify.render.terminal import say
 from ramify.stats.intervals import clopper_pearson
+from ramify_experiments.outside import tell_rows
 
 STRONG, WEAK = "gpt-4-1106-preview", "mistralai/Mixtral-8x7B-Instruct-v0.1"
 PRICES = {STRONG: 24.7, WEAK: 0.24}
@@ -147,10 +145,7 @@ def main() -> None:
     rows = []
     for benchmark, name in (("gsm8k", "RouteLLM's GSM8K"), ("mmlu", "RouteLLM's MMLU")):
         rows += measured(answers(given.folder, benchmark, given.count), given.backbone, name)
-        for what, came in rows:
-            say(f"{what}: {came}")
-    if given.out is not None:
-        write_whole(given.out, json.dumps({"rows": rows}, indent=1) + "\n")
+    tell_rows(rows, given.out)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import InfrastructureError, UserError
-from ramify.base.files import read_small, write_whole
+from ramify.base.files import read_small
 from ramify.base.seeds import derive_key
 from ramify.base.waiting import wait_for
 from ramify.engine.named import find_model
@@ -30,6 +30,7 @@ from ramify.render.terminal import say
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits
 from ramify.stats.intervals import clopper_pearson
+from ramify_experiments.outside import tell_rows
 
 ACTIONS = {
     "terminal": "$ mkdir notes && echo 'buy milk' > notes/list.txt && cat notes/list.txt",
@@ -207,10 +208,7 @@ def main() -> None:
             [f"{given.model}: {what}", came] for what, came in compared(replies, judged, parsed(given.folder, replies, judged))
         ]
     rows = [[f"Qwen-AgentWorld's parser beside strict extraction, {what}", came] for what, came in rows]
-    for what, came in rows:
-        say(f"{what}: {came}")
-    if given.out is not None:
-        write_whole(given.out, json.dumps({"rows": rows}, indent=1) + "\n")
+    tell_rows(rows, given.out)
 
 
 if __name__ == "__main__":

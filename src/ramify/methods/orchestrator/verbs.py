@@ -294,17 +294,14 @@ def _comparing(options: CompareConfig, pool: Path, tasks: Path, **given: Any) ->
     routed = STEPS * (given["router"] is not None)
     composed = (1 + options.rounds) * options.max_steps * (given["composer"] is not None)
     calls = 2 + workers + workers + 1 + routed + composed + (given["source"] is not None)
-    simple = len(_simple(given["source"], asked, options.seed)[0])
+    simple = 0 if given["source"] is None else len(_simple(tables.read_table(given["source"]), asked, options.seed))
     return {"answers": (4 + more + simple) * len(asked), "calls": (calls + simple) * len(asked)}
 
 
-def _simple(source: Path | None, asked: TaskSet, seed: int) -> tuple[list[BaselineRouter], list[str]]:
-    """The simple routers of a table, fitted to its tasks that are not asked, and its workers."""
-    if source is None:
-        return [], []
-    known, names = tables.read_table(source), {task.id for task in asked}
-    others = [i for i, name in enumerate(known.tasks) if name not in names]
-    return fit_baselines(tables.subset(known, others), seed), known.workers
+def _simple(known: tables.RewardTable, asked: TaskSet, seed: int) -> list[BaselineRouter]:
+    """The simple routers of a table, fitted to its tasks that are not asked."""
+    names = {task.id for task in asked}
+    return fit_baselines(tables.subset(known, [i for i, name in enumerate(known.tasks) if name not in names]), seed)
 
 
 @app.study("eval", settings=CompareConfig, plan=_comparing, unit="answers")
@@ -352,8 +349,8 @@ def eval_(
         parts["composer"] = composing.policy.identity.weights
         compared.append(systems.composed(composing))
     if known is not None:
-        simple, workers = _simple(source, asked, options.seed)
-        compared += [systems.preferred(held, one, workers) for one in simple]
+        simple = _simple(known, asked, options.seed)
+        compared += [systems.preferred(held, baseline, known.workers) for baseline in simple]
         if {task.id for task in asked} <= set(known.tasks):
             compared.append(systems.oracle(held, known))
         elif not simple:
