@@ -91,7 +91,7 @@ def rules_of(markdown: str) -> list[Rule]:
 
     Headings, code, tables, comments, quotations and lines that only lead to a list are none.
     """
-    from markdown_it import MarkdownIt
+    from markdown_it import MarkdownIt  # of the extra `governance`; rich brings it to the core as well
 
     _, text = split_skill(markdown)  # without front matter
     rules, skipped = list[str](), 0
