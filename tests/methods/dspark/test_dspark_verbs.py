@@ -26,9 +26,12 @@ VLLM = """
 import json, sys
 from vllm import LLM, SamplingParams
 
-target, drafter, prompts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-speculative = {"method": "eagle3", "model": drafter, "num_speculative_tokens": 3}
-llm = LLM(target, dtype="float32", enforce_eager=True, max_model_len=256, speculative_config=speculative, disable_log_stats=False)
+target, drafter, prompts, layout = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
+settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "disable_log_stats": False}
+if layout == "speculators":  # names its target itself
+    llm = LLM(drafter, **settings)
+else:
+    llm = LLM(target, speculative_config={"method": "eagle3", "model": drafter, "num_speculative_tokens": 3}, **settings)
 llm.generate([{"prompt_token_ids": one} for one in prompts], SamplingParams(temperature=0, max_tokens=40))
 found = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
 names = {"drafted": "vllm:spec_decode_num_draft_tokens", "accepted": "vllm:spec_decode_num_accepted_tokens"}
@@ -109,7 +112,8 @@ def test_a_drafter_that_no_server_loads_is_said_to_be_one(
     reason="RAMIFY_TEST_VLLM_PYTHON names no Python with vLLM: NO DRAFTER IS LOADED BY A SERVER",
 )
 @pytest.mark.timeout(1200)
-def test_vllm_loads_the_folder_as_it_is_and_accepts_as_many_drafts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["deepspec", "speculators"])
+def test_vllm_loads_the_folder_as_it_is_and_accepts_as_many_drafts(tmp_path: Path, layout: str) -> None:
     """``RAMIFY_TEST_VLLM_PYTHON=/path/to/python`` of an environment with vLLM (its CPU build will do)."""
     made, words = TargetRecipe(layers=3, steps=150).make()
     target, out = tmp_path / "target", tmp_path / "drafter"
@@ -117,6 +121,7 @@ def test_vllm_loads_the_folder_as_it_is_and_accepts_as_many_drafts(tmp_path: Pat
     starts = [list(map(int, one)) for domain in DOMAINS for one in prompts(domain, 40, 8, 0, "train")]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt_ids": one}) + "\n" for one in starts))
     options = ["--kind", "eagle3", "--sequences", "120", "--length", "48", "--steps", "150", "--rows", "8"]
+    options += ["--layout", layout, "--block", "3"] if layout == "speculators" else []  # the block is what it proposes by itself
     assert (
         main(["dspark", "train", f"hf:{target}", "--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(out), *options]) == 0
     )
@@ -133,7 +138,7 @@ def test_vllm_loads_the_folder_as_it_is_and_accepts_as_many_drafts(tmp_path: Pat
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
-    command = [os.environ["RAMIFY_TEST_VLLM_PYTHON"], "-c", VLLM, str(target), str(out), json.dumps(asked)]
+    command = [os.environ["RAMIFY_TEST_VLLM_PYTHON"], "-c", VLLM, str(target), str(out), json.dumps(asked), layout]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1000, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     theirs = json.loads(done.stdout.splitlines()[-1])
