@@ -24,7 +24,7 @@ from .test_determinism import bits
 
 PLACE = 4 * 2 * 32
 """Bytes of one position of the tiny model: two layers of 32 numbers."""
-LENGTHS = (3, 20, 40, 90)
+LENGTHS = (3, 20, 40, 90, 180)
 
 
 @cache
@@ -124,6 +124,33 @@ def test_rows_that_do_not_fit_wait_and_nothing_is_run_twice() -> None:
     assert poor.stats.again_tokens > 0  # what was evicted, and that alone
     extra = poor.stats.forward_rows - poor.stats.padded_rows - (stats.forward_rows - stats.padded_rows)
     assert extra <= poor.stats.again_tokens + 20 * 8
+
+
+def test_short_rows_that_begin_cut_no_longer_one() -> None:
+    model = LocalModel(module(), kv_bytes=1024 * PLACE, cache_bytes=0, eos=())
+
+    async def long_then_short() -> list[Completion]:
+        await ask(model, "", 180, [1], 2)  # leaves slots that are longer than anything needs
+        return await ask(model, "", 3, range(6), 20)
+
+    async def run() -> list[list[Completion]]:
+        return await asyncio.gather(ask(model, "", 90, [0], 25), long_then_short())
+
+    (middle,), short = asyncio.run(run())
+    assert bits(middle) == alone(90, 0, 25)
+    assert [bits(completion) for completion in short] == [alone(3, key, 20) for key in range(6)]
+
+
+def test_a_long_row_takes_no_memory_for_rows_that_ended() -> None:
+    model = LocalModel(module(), cache_bytes=0, eos=())
+    seen = watch(model)
+
+    async def run() -> None:
+        await asyncio.gather(ask(model, "", 20, range(16), 4), ask(model, "", 60, [16], 100))
+
+    asyncio.run(run())
+    assert max(size for _, size in seen) == 32 * 128 * PLACE  # 17 rows while all are short, 4 at the end, not 32 x 256
+    assert seen[-2][1] == 4 * 256 * PLACE
 
 
 def test_one_row_alone_may_take_what_there_is() -> None:

@@ -42,11 +42,10 @@ class Views(NamedTuple):
 
 class KVCache:
     """Keys and values of running sequences, one tensor ``kv`` [L, R, S, C].
-    Slots and positions grow by doubling; contents survive.
+    Slots and positions grow by doubling; contents survive. Where one of them grows, what is no longer asked for of the other is
+    given up; while contents move, old and new memory exist together.
 
-    ``most`` bounds R x S. Where both cannot grow within it, slots that are no longer asked for are given up for positions, and
-    the other way round; while contents move, old and new memory exist together. ``spare`` positions past every sequence are kept
-    free for what a forward pass writes there. ``prefixes`` holds ``prefix_bytes`` at most; it takes the first ``stored`` layers
+    ``most`` bounds R x S. ``spare`` positions past every sequence are kept free for what a forward pass writes there. ``prefixes`` holds ``prefix_bytes`` at most; it takes the first ``stored`` layers
     of positions that have features there, else the first ``bare`` (by default all layers either way).
     """
 
@@ -99,14 +98,12 @@ class KVCache:
         return _within(slots, length + self.spare, self.most)
 
     def reserve(self, slots: int, length: int) -> None:
-        """Make room for so many sequences of at most ``length`` tokens. New memory is zero: a masked position must be finite."""
+        """Make room for so many sequences, the longest of ``length`` tokens. New memory is zero: a masked position must be
+        finite."""
         positions = length + self.spare
         if slots <= self.slots and positions <= _usable(self.capacity):
             return
-        R, S = doubled(self.slots or SLOTS, slots), _capacity(self.capacity or POSITIONS, positions)
-        if self.most is not None and self.most < R * S:
-            R, S = doubled(SLOTS, slots), _capacity(POSITIONS, positions)
-        old = self.kv
+        R, S, old = doubled(SLOTS, slots), _capacity(POSITIONS, positions), self.kv
         self.kv = torch.zeros((old.shape[0], R, S, old.shape[3]), device=old.device, dtype=old.dtype)
         r, s = min(R, old.shape[1]), min(S, old.shape[2])
         self.kv[:, :r, :s] = old[:, :r, :s]

@@ -161,7 +161,7 @@ class Scheduler:
         seq.draft = self.speculator.admit(seq.request.key) if self.speculator else None
         self.running.append(seq)
         self.fairness.starts(seq.request.client)
-        self.cache.reserve(len(self.running), len(seq.tokens))
+        self.cache.reserve(len(self.running), self.length)
 
     def _leave(self, slot: int) -> Sequence:
         """Take a sequence out; the last one takes its slot."""
