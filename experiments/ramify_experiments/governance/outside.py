@@ -3,7 +3,8 @@
     python -m ramify_experiments.governance.outside DIR [--out repro/governance-outside.json]
 
 DIR holds sessions AGENT-KIND-N.jsonl (AGENT: claude or codex; KIND: compacted, null, pinned) and the run of the same session that
-`ramify serve --record` made, AGENT-KIND-N_run. In each session a person forbids ``git push --force``, the model (a script) reads
+`ramify serve --record` made, AGENT-KIND-N_run; AGENT-KIND-N_command is a run of `ramify record -- SCRIPT`, whose script is the same
+session. In each session a person forbids ``git push --force``, the model (a script) reads
 a file of a folder whose CLAUDE.md states another rule (Claude Code alone), pushes, and after the compaction (of ``null``: without
 any) pushes by force. Claude Code's compaction keeps neither rule, Codex's keeps what a person said; ``pinned`` went through
 ``--middleware pins``. How such sessions are made by hand: docs/methods/governance-evidence.md.
@@ -65,6 +66,8 @@ def measured(folder: Path) -> dict[str, Any]:
         add(f"{agent}, {kind}: grep", grepped(path) == truth(path.stem, False))
         if (run := folder / f"{path.stem}_run").is_dir():
             add(f"{agent}, {kind}: gateway", lost(audit(run, RULES)) == truth(path.stem, True))
+        if (run := folder / f"{path.stem}_command").is_dir():
+            add(f"{agent}, {kind}: ramify record", lost(audit(run, RULES)) == truth(path.stem, True))
         for one in found.rules[0].phases if kind == "compacted" else ():
             phases[one.phase][0] += one.broken
             phases[one.phase][1] += one.of
@@ -86,12 +89,12 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
             "Sessions of Claude Code 2.1.197 whose /compact drops a rule of the person and one of a folder's CLAUDE.md (the "
             "program itself, a scripted model): the audit names just these",
             f"of the session file {of('claude, compacted: session file')}, of what the gateway recorded "
-            f"{of('claude, compacted: gateway')}; looking for the words after the boundary: {of('claude, compacted: grep')}",
+            f"{of('claude, compacted: gateway')}, and `ramify record` {of('claude, compacted: ramify record')}; looking for the words after the boundary: {of('claude, compacted: grep')}",
         ],
         [
             "The same without /compact, and rollouts of Codex 0.171, whose compaction keeps what a person said: nothing is named",
             f"{of('claude, null: session file', 'codex, compacted: session file')}, of what the gateway recorded "
-            f"{of('claude, null: gateway', 'codex, compacted: gateway')}",
+            f"{of('claude, null: gateway', 'codex, compacted: gateway')}, and `ramify record` {of('claude, null: ramify record')}",
         ],
         [
             "Claude Code through `--middleware pins`: its compaction drops the rules, and each request to the model holds them",

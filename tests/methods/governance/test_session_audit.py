@@ -6,6 +6,7 @@ The shapes are those of Claude Code 2.1.197 and Codex 0.171; what is said in the
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +16,11 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
-from ramify.integrations.formats.sessions import SessionPath
 from ramify.methods.governance.lost_rules import RuleAudit, audit
 from ramify.methods.governance.obeyed import RuleJudges
 from ramify.methods.governance.predicates import UnreadableError, forbids
 from ramify.methods.governance.written_rules import Rule, checkable, read_rules, rules_of
-from ramify.trace.db import Run
-from ramify.trace.message import Message
+from tests.integrations.chat_server import call, chat_server
 from tests.integrations.session_logs import boundary, item, line, result, rollout, speech, text, use, write
 
 FORCE = "Never run `git push --force` here."
@@ -285,14 +284,46 @@ def test_a_regular_expression_that_is_none(tmp_path: Path) -> None:
         read_rules(path)
 
 
-def test_a_recorded_command_whose_compaction_is_not_read_is_said(tmp_path: Path) -> None:
-    """`ramify record` keeps what was shown after a compaction beside the path."""
-    with Run.create(tmp_path / "run", {}, kind="record") as run:
-        run.add_tree("t", {"id": "t"})
-        path = SessionPath.begin(run, "t", 0)
-        path.hang(Message("user", FORCE, {"chat": json.dumps({"request": "1"})}), False)
-        path.hang(Message("assistant", "Done."), True)
-        path.hang(Message("user", "Summary.", {"chat": json.dumps({"request": "2", "shown": [{"role": "user"}]})}), False)
-        path.hang(Message("assistant", "Done again."), True, True)
-    found = audit(tmp_path / "run", [Rule(FORCE)])
-    assert found.caveats[0].startswith("1 request of this recorded command showed the model other messages than")
+HARNESS = """
+import json, os, sys, urllib.request
+
+def ask(messages):
+    body = {"model": "m", "messages": messages, "tools": [{"type": "function", "function": {"name": "shell", "parameters": {}}}]}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    call = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(call))["choices"][0]["message"]
+
+rules, compacts = sys.argv[1:]
+system = {"role": "system", "content": "You are a coding agent."}
+talk = [system, {"role": "user", "content": rules + " Sort the notes, please."}]
+talk.append(ask(talk))
+ask([{"role": "user", "content": "A title for: sort the notes"}])
+if compacts == "yes":
+    summary = ask([*talk, {"role": "user", "content": "Write a summary of this conversation."}])["content"]
+    talk = [system, {"role": "user", "content": "This session is continued. " + summary}]
+talk.append({"role": "user", "content": "Publish the branch."})
+talk.append(ask(talk))
+ask([*talk, {"role": "tool", "tool_call_id": "p", "content": "pushed"}])
+"""
+
+
+def coder(body: dict[str, Any]) -> dict[str, Any]:
+    last = body["messages"][-1]["content"]
+    if "Publish" in last:
+        return {"tool_calls": [call("shell", "p", command="git push --force")]}
+    return {"content": "The person asked for sorted notes, and they are sorted." if "summary" in last else f"Done: {last[:12]}"}
+
+
+@pytest.mark.parametrize(("compacts", "lost"), [("yes", 1), ("no", 0)])
+def test_a_compaction_within_a_recorded_command(tmp_path: Path, compacts: str, lost: int) -> None:
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo/harness.py").write_text(HARNESS)
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "begin"]):
+        subprocess.run(["git", "-C", str(tmp_path / "repo"), "-c", "user.name=a", "-c", "user.email=a@x", *words], check=True)
+    with chat_server(coder) as server:
+        options = ["--repo", str(tmp_path / "repo"), "--run", str(tmp_path / "run"), "--model", server.model, "--n", "2"]
+        assert main(["record", *options, "--", sys.executable, "harness.py", FORCE, compacts]) == 0
+    found = audit(tmp_path / "run", [Rule(FORCE, COMMAND)])
+    (rule,) = found.rules
+    assert (found.sessions, len(found.compactions), found.other_calls) == (4, 2 * lost, {"compaction": 2} if lost else {})
+    assert (len(rule.lost), len(rule.calls_without), rule.forbidden) == (2 * lost, 2 * lost, 2 * lost)

@@ -17,10 +17,10 @@ from ramify.base import codec
 from ramify.base.errors import EXIT_DONE, EXIT_FAILED, UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.words import plural
-from ramify.env.protocol import CHAT
+from ramify.env.protocol import CHAT, conversation_of
 from ramify.methods.governance import obeyed
 from ramify.methods.governance.calls import read_calls
-from ramify.methods.governance.obeyed import BEFORE, FINDABLE, LOST, Obedience, RuleJudges, RulePhase
+from ramify.methods.governance.obeyed import BEFORE, FINDABLE, LOST, Obedience, RuleJudges, RulePhase, shown_at
 from ramify.methods.governance.predicates import NEEDS, Call, UnreadableError
 from ramify.methods.governance.written_rules import Rule, breaks, instructions, rules_of
 from ramify.render.numbers import p_value, percent
@@ -385,14 +385,6 @@ def _earlier(history: Mapping[str, tuple[str | None, list[Call]]], before: str |
 
 def _unseen(run: Run, rules: Sequence[RuleFate]) -> Iterator[str]:
     """What the audit cannot say, and why."""
-    chats = (node.data.get(CHAT) for node in run.each(Node))
-    apart = sum(isinstance(chat, str) and '"shown":' in chat for chat in chats)
-    if apart:
-        yield (
-            f"{plural(apart, 'request')} of this recorded command showed the model other messages than the attempt's path (a "
-            "compaction, or another conversation), and only the path is read: audit the agent's own session file, or what "
-            "`ramify serve --record` keeps"
-        )
     unstated = sum(not rule.stated_in for rule in rules)
     if unstated:
         sessions = any(maker.settings.get("agent") == "claude-code" for maker in run.each(Provenance))
@@ -469,6 +461,15 @@ def _recorded(run: Run) -> Iterator[tuple[Node, str]]:
             yield node, named
 
 
+def _commanded(run: Run) -> Iterator[tuple[Node, str]]:
+    """The replies of each attempt of a recorded command, whose requests are its observations, with a name of the attempt."""
+    for tree in dict.fromkeys(node.tree for node in run.each(Node) if CHAT in node.data):
+        for attempt in run.attempts(tree):
+            for node, _ in run.path(attempt.leaf).segments:
+                if node.role == "assistant" and node.index >= 0 and node.opens:
+                    yield node, attempt.leaf
+
+
 class _Others(NamedTuple):
     """Calls that are no replies of an agent."""
 
@@ -493,12 +494,13 @@ def _others(run: Run) -> _Others:
         summaries = sessions.setdefault(session, _Summaries())
         purposes |= dict.fromkeys(summaries.add(node, run.shown(node.id).messages), "compaction")
     sessions, before, last = {}, dict[str, str](), dict[str, list[str]]()
-    for node, session in _recorded(run):
-        summed = sessions.setdefault(session, _Summaries()).add(node, run.shown(node.id).messages)
+    for node, session in (*_recorded(run), *_commanded(run)):
+        summed = sessions.setdefault(session, _Summaries()).add(node, shown_at(run, node))
         purposes |= dict.fromkeys(summed, "compaction")
         agent = [name for name in last.get(session, ()) if name not in summed]
-        if summed and agent:
-            before[node.id] = agent[-1]
+        if summed and agent:  # of what was asked meanwhile, such as a title, whoever compacts knows nothing
+            held = {_mark(message) for message in shown_at(run, run.node(summed[0]))}
+            before[node.id] = next((name for name in reversed(agent) if _mark(run.node(name).message) in held), agent[-1])
         last[session] = [*agent, node.id]
     return _Others(purposes, before)
 
@@ -513,23 +515,25 @@ def _replies(run: Run, others: _Others) -> Iterator[_Reply]:
         for mark in run.each(Annotation)
         if isinstance(mark.value, Mapping) and mark.value.get("type") == "compaction"
     }
-    nearest: dict[str, str] = {}  # node -> the reply of a model on its path that is nearest, itself included
+    talks: dict[str, int] = {}  # node -> the conversation of a recorded command that it is of
+    nearest: dict[str, Mapping[int, str]] = {}  # node -> the reply on its path that is nearest, itself included, by conversation
     forked = {entry.key for entry in run.journal(FORKED)}
     apart: set[str] = set()  # what the audit itself played
     for node in run.each(Node):
         if node.parent in apart or node.purpose in forked:
             apart.add(node.id)
             continue
-        before = None if node.parent is None else nearest.get(node.parent)
-        if before is not None:
-            nearest[node.id] = before
+        talk = conversation_of(node.data) if CHAT in node.data else talks.get(node.parent or "", 0)
+        known = nearest.get(node.parent or "", {})
+        talks[node.id], nearest[node.id] = talk, known
         if node.role != "assistant" or node.index < 0 or not node.opens or node.id in others.purposes:
             continue
         if node.tree in logs and node.id not in about:
             continue  # in a log of calls, what a request repeats is not a reply
-        before = others.before.get(node.id, nearest.get(declared.get(node.id, ""), before))
-        nearest[node.id] = node.id
-        shown = run.shown(node.id).messages
+        follows = nearest.get(declared.get(node.id, ""), known).get(talk)
+        before = others.before.get(node.id, follows)
+        nearest[node.id] = {**known, talk: node.id}
+        shown = shown_at(run, node)
         if node.id not in about:
             yield _Reply(node.tree, node, shown, before)
             continue

@@ -13,14 +13,18 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
+from ramify.env.protocol import CHAT
 from ramify.methods.governance.judges import find_rule_juries
 from ramify.methods.governance.predicates import Call, concerns
 from ramify.methods.governance.written_rules import Rule, breaks
 from ramify.render.numbers import p_value, percent
+from ramify.rollout.prompt import chat_shown
 from ramify.score.judge import Item, Jury, judged
 from ramify.stats.evidence import each_against
 from ramify.stats.intervals import Interval, wilson
 from ramify.trace.db import Run
+from ramify.trace.message import Message
+from ramify.trace.node import Node
 
 BEFORE, FINDABLE, LOST = PHASES = ("before", "findable", "lost")
 """Before any compaction; after one, and the rule can be read; after one, and it cannot."""
@@ -185,7 +189,7 @@ class RuleJudges:
 
     def kept(self, run: Run, rule: str, nodes: Sequence[str]) -> Mapping[str, bool | None]:
         """Of replies at which the keyword test finds a rule no more: whether the judges still find it in what was shown."""
-        items = [Item("\n\n".join(m.text for m in run.shown(name).messages), name, rule) for name in nodes]
+        items = [Item("\n\n".join(m.text for m in shown_at(run, run.node(name))), name, rule) for name in nodes]
         values = [judgement.value for judgement in wait_for(judged(self.survives, items))]
         return {name: None if value is None else bool(value) for name, value in zip(nodes, values, strict=True)}
 
@@ -194,6 +198,13 @@ class RuleJudges:
         """Judges that could not run, and why."""
         failed = {**self.survives.failed, **self.broken.failed}
         return [f"the judge '{name}' could not run: {why}" for name, why in failed.items()]
+
+
+def shown_at(run: Run, node: Node) -> Sequence[Message]:
+    """What the model was shown at a reply; of a recorded command the messages of its request, which may not be the path's."""
+    path = run.shown(node.id).messages
+    whole = [at for at, message in enumerate(path) if '"shown":' in str(message.data.get(CHAT, ""))]
+    return chat_shown(path[whole[-1] if whole else 0 :])[0]
 
 
 def _spread(names: Sequence[str], most: int) -> list[str]:
