@@ -87,7 +87,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("early-decision calibrate study --every 2 --held-out 0 --json", after="early-decision run"),
     Verb(
         "diagnose run --repo {in}/shop --issue {in}/issue.md --out found --case case.json --json",
-        readers=("diagnose inject found --json",),
+        readers=("diagnose inject found --all --json",),
     ),
     Verb("forensics run case --json", after="forensics plan"),
     Verb("forensics change case field errors --n 4 --json", name="forensics change field", after="forensics run"),
@@ -283,7 +283,7 @@ READERS: tuple[Verb, ...] = (
     Verb("cliffs show scan --json", after="cliffs scan"),
     Verb(DRAFTER.format("bench", "drafter --n 4 --tokens 8 --loads 1 --turns 3"), after="dspark train"),
     Verb(DRAFTER.format("verify-lossless", "drafter --n 2 --samples 1000 --schedule fixed:2"), after="dspark train"),
-    Verb("diagnose inject found --json", after="diagnose run"),
+    Verb("diagnose inject found --all --json", after="diagnose run"),
     Verb("diagnose eval found {in}/gold.jsonl --json", after="diagnose run"),
     Verb("diagnose eval {in}/chats.jsonl --json", name="diagnose eval-cost"),
     Verb("diagnose inject --json", name="diagnose inject-threshold"),

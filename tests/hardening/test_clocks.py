@@ -192,7 +192,7 @@ READS = {
     "Conversations._reply": "when a recorded request came, to be read",
     "_gone": "how long a file that a process of another machine left aside lies idle: a day",
     "Transport._watched": "since when a server is waited for, to be read",
-    "Queue.submit": "when a job was asked for, to be read",
+    "Queue._submit": "when a job was asked for, to be read",
     "needs": "when an endpoint is asked again whether it answers",
     "MemoryStore._write": "when an entry of the log was written, to be read",
     "_restart_clocks": "monotonic clocks, of which the sandbox's own begin at zero",

@@ -35,7 +35,7 @@ FILES = {
             "graph_credit/verbs.py:advantages",
         ),
         *("graph_credit/verbs.py:show", "implicit_advantage/verbs.py:select"),
-        "earned_code_memory/report.py:export",
+        *("earned_code_memory/report.py:export", "earned_code_memory/skills.py:export"),
         *("maze_recovery/theory_verbs.py:train", "maze_recovery/verbs.py:audit", "maze_recovery/verbs.py:build"),
         *("verify_or_ship/verbs.py:calibrate", "verify_or_ship/verbs.py:regimes_"),
         *("theory_loop/verbs.py:_export", "theory_loop/verbs.py:_register", "theory_loop/verbs.py:_simulate"),

@@ -2,12 +2,12 @@
 
     python -m ramify_experiments.governance.outside DIR [--out repro/governance-outside.json]
 
-DIR holds sessions AGENT-KIND-N.jsonl (AGENT: claude or codex; KIND: compacted, null, pinned) and the run of the same session that
-`ramify serve --record` made, AGENT-KIND-N_run; AGENT-KIND-N_command is a run of `ramify record -- SCRIPT`, whose script is the same
-session. In each session a person forbids ``git push --force``, the model (a script) reads
-a file of a folder whose CLAUDE.md states another rule (Claude Code alone), pushes, and after the compaction (of ``null``: without
-any) pushes by force. Claude Code's compaction keeps neither rule, Codex's keeps what a person said; ``pinned`` went through
-``--middleware pins``. How such sessions are made by hand: docs/methods/governance-evidence.md.
+DIR holds sessions AGENT-KIND-N.jsonl (AGENT: claude or codex; KIND: compacted, null, pinned) and the run of the same session
+that `ramify serve --record` made, AGENT-KIND-N_run; AGENT-KIND-N_command is a run of `ramify record -- SCRIPT`, whose script is
+the same session. In each session a person forbids ``git push --force``, the model (a script) reads a file of a folder whose
+CLAUDE.md states another rule (Claude Code alone), pushes, and after the compaction (of ``null``: without any) pushes by force.
+Claude Code's compaction keeps neither rule, Codex's keeps what a person said; ``pinned`` went through ``--middleware pins``.
+How such sessions are made by hand: docs/methods/governance-evidence.md.
 """
 
 from __future__ import annotations
@@ -89,12 +89,14 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
             "Sessions of Claude Code 2.1.197 whose /compact drops a rule of the person and one of a folder's CLAUDE.md (the "
             "program itself, a scripted model): the audit names just these",
             f"of the session file {of('claude, compacted: session file')}, of what the gateway recorded "
-            f"{of('claude, compacted: gateway')}, and `ramify record` {of('claude, compacted: ramify record')}; looking for the words after the boundary: {of('claude, compacted: grep')}",
+            f"{of('claude, compacted: gateway')}, and `ramify record` {of('claude, compacted: ramify record')}; looking for the "
+            f"words after the boundary: {of('claude, compacted: grep')}",
         ],
         [
             "The same without /compact, and rollouts of Codex 0.171, whose compaction keeps what a person said: nothing is named",
             f"{of('claude, null: session file', 'codex, compacted: session file')}, of what the gateway recorded "
-            f"{of('claude, null: gateway', 'codex, compacted: gateway')}, and `ramify record` {of('claude, null: ramify record')}",
+            f"{of('claude, null: gateway', 'codex, compacted: gateway')}, and `ramify record` "
+            f"{of('claude, null: ramify record')}",
         ],
         [
             "Claude Code through `--middleware pins`: its compaction drops the rules, and each request to the model holds them",

@@ -45,8 +45,9 @@ class KVCache:
     Slots and positions grow by doubling; contents survive. Where one of them grows, what is no longer asked for of the other is
     given up; while contents move, old and new memory exist together.
 
-    ``most`` bounds R x S. ``spare`` positions past every sequence are kept free for what a forward pass writes there. ``prefixes`` holds ``prefix_bytes`` at most; it takes the first ``stored`` layers
-    of positions that have features there, else the first ``bare`` (by default all layers either way).
+    ``most`` bounds R x S. ``spare`` positions past every sequence are kept free for what a forward pass writes there.
+    ``prefixes`` holds ``prefix_bytes`` at most; it takes the first ``stored`` layers of positions that have features there, else
+    the first ``bare`` (by default all layers either way).
     """
 
     def __init__(

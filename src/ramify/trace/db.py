@@ -638,7 +638,7 @@ class Run:
             "SELECT s.scorer, j.judges, count(*), count(s.value), total(s.value) FROM scores s "
             "JOIN judge_sets j ON j.seq = s.judge_set GROUP BY s.judge_set, s.scorer ORDER BY s.scorer, s.judge_set"
         )
-        return [(str(a), schema.from_object(b), int(n), int(k), float(total)) for a, b, n, k, total in self._rows(sql)]
+        return [(str(a), schema.from_judges(b), int(n), int(k), float(total)) for a, b, n, k, total in self._rows(sql)]
 
     def findings(self, tree: str | None = None, maker: str | None = None, node: str | None = None) -> list[Finding]:
         """Findings that match all given conditions, in order of writing; with ``tree`` none that is about the whole run."""
@@ -819,7 +819,7 @@ class Run:
         """The sets of judges whose scores do not count."""
         now = self.incumbents()
         rows = self._rows("SELECT seq, judges FROM judge_sets") if now else iter(())
-        return {int(seq) for seq, judges in rows if not counts(schema.from_object(judges), now)}
+        return {int(seq) for seq, judges in rows if not counts(schema.from_judges(judges), now)}
 
     def _counting(self) -> tuple[str, list[Any]]:
         """A condition on scores ``s`` that leaves out those that do not count, and its arguments."""

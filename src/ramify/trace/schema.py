@@ -207,6 +207,14 @@ def from_object(value: str | bytes) -> dict[str, Any]:
     return record
 
 
+def from_judges(value: str | bytes) -> dict[str, str]:
+    """Like :func:`from_object`, of a set of judges: slot -> the judge's hash."""
+    judges = from_object(value)
+    if not all(isinstance(judge, str) for judge in judges.values()):
+        raise RamifyError(f"a stored record is damaged: {str(judges)[:40]!r} are no judges")
+    return judges
+
+
 def finite(value: float | None, what: str) -> float | None:
     """A float that is a number. Raises UserError naming ``what`` on NaN and infinities, which no reader could trust."""
     if value is None:
@@ -368,7 +376,7 @@ def score_row(score: Score, seq: int, judge_set: int) -> tuple[Any, ...]:
 @stored
 def row_score(row: tuple[Any, ...]) -> Score:
     """A score from a row of ``SELECT_SCORE``."""
-    return Score(row[0], row[1], row[2], row[3], row[4], from_json(row[5]), from_object(row[6]), from_object(row[7]))
+    return Score(row[0], row[1], row[2], row[3], row[4], from_json(row[5]), from_object(row[6]), from_judges(row[7]))
 
 
 def finding_row(finding: Finding, seq: int | None, length: int) -> tuple[Any, ...]:

@@ -32,7 +32,8 @@ def run(tests: list[str]) -> None:
             Path("one.json").write_text(json.dumps(found), encoding="utf-8")
 
     here = Path.cwd()
-    options = ["-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "-o", "addopts=", "--timeout", "2"]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout", "2"]
+    options += ["-o", "addopts=", "-o", "filterwarnings="]  # the package's own may turn a warning of pytest into an error
     pytest.main([*options, "--rootdir", str(here), *tests], plugins=[RecordLines(here), Kept("", here)])
 
 
