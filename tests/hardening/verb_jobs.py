@@ -161,6 +161,7 @@ class Verb(Job):
                 found[str(path.relative_to(folder))] = _commits(path)
         for path in sorted(folder.rglob("*")):
             own = any(path.is_relative_to(run) for run in runs) and path.name.startswith((DATABASE, "lock"))
+            own |= path.name == PACES
             if path.is_file() and not own and not _hidden(path, folder):
                 name = str(path.relative_to(folder))
                 try:
@@ -299,6 +300,10 @@ def _commits(repository: Path) -> str:
         said.append(done.stdout)
     assert not said[1], said[1]
     return said[2]
+
+
+PACES = "paces.json"
+"""How quick commands were that ended by themselves: not of one that was killed."""
 
 
 def _hidden(path: Path, folder: Path) -> bool:
