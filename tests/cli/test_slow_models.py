@@ -30,8 +30,8 @@ SLEEPS = "python:tests.cli.slow_models:sleeps"
 SLOW = RUN.replace("from ramify.cli.main", "from tests.cli.slow_models import slow_down; slow_down(); from ramify.cli.main")
 FAST = "factory:tests.methods.forensics.scripted_organisms"
 MEMORY = "earned-code-memory learn memory.sqlite"
-WORKS = r"\b0:0\d|\d/s"
-"""What a live line shows of work: seconds."""
+WORKS = r"\b0:0\d|\d/s|since \d\d:\d\d:\d\d: no answer yet"
+"""What a live line shows of work, seconds; or the line that says for which server it waits, and since when."""
 
 
 @dataclass(frozen=True)

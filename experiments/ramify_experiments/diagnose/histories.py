@@ -1,12 +1,15 @@
 """Faults that maintainers mended: commits of public repositories that change one file of the code and its tests.
 
+    python -m ramify_experiments.diagnose.histories DIR [--out repro/diagnose-outside.json]
+
 DIR/histories holds clones of :data:`REPOSITORIES` by these names. A case is a commit whose tests pass, and fail once the one file
 of the code is as it was before; the truth is what the commit changed. The newest come first, so which there are depends on the
-clones. See :mod:`ramify_experiments.diagnose.outside`, which measures them.
+clones. They are measured as those of :mod:`ramify_experiments.diagnose.outside`, into whose record this writes.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify_experiments.diagnose.outside import OutsideCase, boxed, case_of, changed
+from ramify_experiments.diagnose.outside import OutsideCase, boxed, case_of, changed, measured, said
 
 REPOSITORIES: Mapping[str, str] = {
     "click": "src/click/",
@@ -107,3 +110,19 @@ def histories(folder: Path) -> list[OutsideCase]:
             if case is not None:
                 found.append(case)
     return found
+
+
+def main() -> None:
+    """The command above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found = measured("histories", histories(args.folder))
+    if args.out:
+        record = json.loads(args.out.read_text(encoding="utf-8")) | {"histories": found}
+        args.out.write_text(json.dumps(record | {"rows": said(record)}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -541,12 +541,16 @@ def said(record: Mapping[str, Any]) -> list[list[str]]:
     for group, what in {
         "QuixBugs": "faults of QuixBugs",
         "packages": "mutants of two packages that it was not fitted on",
+        "histories": "faults that the maintainers of nine packages mended (commits since 2019)",
     }.items():
+        if group not in record:
+            continue
         own, base, frame, source = (record[group][arm] for arm in (TESTS, "Ochiai alone", FRAME, SOURCE))
         tried = f"The file, function and line of {own['file']['n']} {what}, from their failing tests"
         found = [
             f"{metric}: {_share(own[metric])}, by Ochiai alone {_share(base[metric])}"
             for metric in ("file", "function in 1", "line in 1", "line in 5", "null: accuses code")
+            if own[metric]["n"]
         ]
         file = f"file from the failure's text: {_share(source['file'])}, by the last frame in the code {_share(frame['file'])}"
         low, high = own["AUROC"]["interval"]
@@ -559,6 +563,17 @@ def said(record: Mapping[str, Any]) -> list[list[str]]:
 def _share(one: Mapping[str, Any]) -> str:
     low, high = one["interval"]
     return f"{one['hits']} of {one['n']} [{low:.2f}, {high:.2f}]"
+
+
+def measured(group: str, known: Sequence[OutsideCase]) -> dict[str, Any]:
+    """What each arm says of the cases, shown and as it is kept."""
+    rows = {arm: [judged(case, answer(case)) for case in known] for arm, answer in ARMS.items()}
+    found: dict[str, Any] = {arm: summary(one) for arm, one in rows.items()}
+    head = [name for name in found["Ochiai alone"] if name not in ("AUROC", "confidence")]
+    shown = [[arm, *(f"{one[name]['hits']}/{one[name]['n']}" for name in head), f"{(one.get('AUROC') or {}).get('value')}"]
+             for arm, one in found.items()]  # fmt: skip
+    print(group, table(["", *head, "AUROC"], shown), sep="\n", flush=True)
+    return found | {"cases": rows[TESTS]}
 
 
 def main() -> None:
@@ -576,14 +591,7 @@ def main() -> None:
     record: dict[str, Any] = {}
     for group, names in groups.items():
         known = [case for name in names for case in cases(args.folder, name)]
-        rows = {arm: [judged(case, answer(case)) for case in known] for arm, answer in ARMS.items()}
-        record[group] = {arm: summary(one) for arm, one in rows.items()}
-        if args.out:
-            record[group]["cases"] = rows[TESTS]
-        head = [name for name in record[group]["Ochiai alone"] if name not in ("AUROC", "confidence")]
-        shown = [[arm, *(f"{one[name]['hits']}/{one[name]['n']}" for name in head), f"{(one.get('AUROC') or {}).get('value')}"]
-                 for arm, one in record[group].items() if arm != "cases"]  # fmt: skip
-        print(group, table(["", *head, "AUROC"], shown), sep="\n", flush=True)
+        record[group] = measured(group, known)
     record["rows"] = said(record)
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
