@@ -498,11 +498,16 @@ def _others(run: Run) -> _Others:
         summed = sessions.setdefault(session, _Summaries()).add(node, shown_at(run, node))
         purposes |= dict.fromkeys(summed, "compaction")
         agent = [name for name in last.get(session, ()) if name not in summed]
-        if summed and agent:  # of what was asked meanwhile, such as a title, whoever compacts knows nothing
-            held = {_mark(message) for message in shown_at(run, run.node(summed[0]))}
-            before[node.id] = next((name for name in reversed(agent) if _mark(run.node(name).message) in held), agent[-1])
+        if summed and agent:  # whoever compacts knows nothing of what was asked meanwhile, such as a title
+            held = _said(run, summed[0])
+            before[node.id] = next((name for name in reversed(agent) if _said(run, name) & held), agent[-1])
         last[session] = [*agent, node.id]
     return _Others(purposes, before)
+
+
+def _said(run: Run, name: str) -> set[str]:
+    """Keys of the messages that a reply was shown, the system's apart."""
+    return {_mark(message) for message in shown_at(run, run.node(name)) if message.role != "system"}
 
 
 def _replies(run: Run, others: _Others) -> Iterator[_Reply]:
