@@ -16,6 +16,7 @@ from ramify.trace.db import Run
 from ramify.trace.view import views
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("here")  # runs and logs are written into an empty folder
 Row = dict[str, Any]
 TOOLS = [tool_json("pay", "Pay.", {"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]})]
 
