@@ -85,9 +85,9 @@ class Scheduler:
                 break
             seq = self.waiting.pop_preempted(group) or self._sequence(group, known)
             self.stats.again_tokens += max(0, seq.reached - known)
-            self._start(seq, known)
-            reading.append(seq)
             longest = max(longest, len(seq.tokens))
+            self._start(seq, known, longest)
+            reading.append(seq)
             if pieces:
                 featured = self.cache.load(len(self.running) - 1, pieces)
                 if seq.draft is not None:
@@ -97,19 +97,19 @@ class Scheduler:
 
     def fork(self, source: int) -> int:
         """Start waiting requests of a sequence's group as copies of it, as many as there is room for; returns how many."""
-        seq, start = self.running[source], len(self.running)
+        seq, start, longest = self.running[source], len(self.running), self.length
         group, length = seq.group, len(seq.group.prefix)
         if self.speculator and seq.draft and group.requests:
             self.speculator.absorb_before_fork(self.cache, seq, source)  # or every copy would do it again
         while (
             group.requests
             and len(self.running) < self.max_sequences
-            and self.cache.fits(len(self.running) + 1, self.length)
+            and self.cache.fits(len(self.running) + 1, longest)
             and self.fairness.is_first(group.client)
         ):
             twin = self._sequence(group, length)
             twin.states = {layer: dict(by_position) for layer, by_position in seq.states.items()}
-            self._start(twin, length)
+            self._start(twin, length, longest)
             if twin.draft and seq.draft:
                 twin.draft.featured, twin.draft.absorbed = seq.draft.featured, seq.draft.absorbed
         if len(self.running) > start:
@@ -155,13 +155,13 @@ class Scheduler:
         self.stats.cached_tokens += known
         return Sequence(group, request, group.prefix.tolist(), key_uniforms(request.key, count), cached=known)
 
-    def _start(self, seq: Sequence, computed: int) -> None:
-        """Give a sequence the next slot."""
+    def _start(self, seq: Sequence, computed: int, longest: int) -> None:
+        """Give a sequence the next slot; ``longest``: tokens of the longest running one, itself included."""
         seq.computed, seq.entered = computed, len(seq.logprobs)
         seq.draft = self.speculator.admit(seq.request.key) if self.speculator else None
         self.running.append(seq)
         self.fairness.starts(seq.request.client)
-        self.cache.reserve(len(self.running), self.length)
+        self.cache.reserve(len(self.running), longest)
 
     def _leave(self, slot: int) -> Sequence:
         """Take a sequence out; the last one takes its slot."""

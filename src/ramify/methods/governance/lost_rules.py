@@ -520,7 +520,7 @@ def _replies(run: Run, others: _Others) -> Iterator[_Reply]:
         for mark in run.each(Annotation)
         if isinstance(mark.value, Mapping) and mark.value.get("type") == "compaction"
     }
-    talks: dict[str, int] = {}  # node -> the conversation of a recorded command that it is of
+    talks: dict[str, int] = {}  # node -> the conversation of a recorded command that it is of, but for the first
     nearest: dict[str, Mapping[int, str]] = {}  # node -> the reply on its path that is nearest, itself included, by conversation
     forked = {entry.key for entry in run.journal(FORKED)}
     apart: set[str] = set()  # what the audit itself played
@@ -530,7 +530,9 @@ def _replies(run: Run, others: _Others) -> Iterator[_Reply]:
             continue
         talk = conversation_of(node.data) if CHAT in node.data else talks.get(node.parent or "", 0)
         known = nearest.get(node.parent or "", {})
-        talks[node.id], nearest[node.id] = talk, known
+        nearest[node.id] = known
+        if talk:
+            talks[node.id] = talk
         if node.role != "assistant" or node.index < 0 or not node.opens or node.id in others.purposes:
             continue
         if node.tree in logs and node.id not in about:
