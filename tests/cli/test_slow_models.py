@@ -30,9 +30,8 @@ SLEEPS = "python:tests.cli.slow_models:sleeps"
 SLOW = RUN.replace("from ramify.cli.main", "from tests.cli.slow_models import slow_down; slow_down(); from ramify.cli.main")
 FAST = "factory:tests.methods.forensics.scripted_organisms"
 MEMORY = "earned-code-memory learn memory.sqlite"
-WAITS = r"waiting for \S+ since [\d:]+: no answer yet"
-WORKS = rf"\b0:0\d|\d/s|{WAITS}"
-"""What a live line shows of work, seconds; or the line that says for which server it waits, and since when."""
+WORKS = r"\b0:0\d|\d/s"
+"""What a live line shows of work: seconds."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def test_a_slow_model_keeps_nobody_waiting(verb: Slow, shell: Shell, server: str
         assert until(lambda: not left_over(session)), left_over(session)
         assert "Traceback" not in terminal.text, terminal.text
         after = " ".join(terminal.text.rpartition(SHOWN_AGAIN)[2].split())
-        assert re.fullmatch(rf"({WAITS} )?ramify: interrupted.*", after), terminal.text
+        assert re.fullmatch(r"ramify: interrupted.*", after), terminal.text
 
 
 def test_a_log_gets_a_line_while_nothing_ends(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import UserError
+from ramify.integrations.harnesses.worktrees import git
+from ramify.methods.diagnose.code import is_test
 from ramify_experiments.diagnose.outside import OutsideCase, boxed, case_of, changed, measured, said
 
 REPOSITORIES: Mapping[str, str] = {
@@ -38,14 +38,6 @@ EACH, TRIES, SINCE, MOST = 8, 40, "2019-01-01", 15
 MENDS = re.compile(r"\b(fix|bug|correct|regress|crash|wrong|should)", re.IGNORECASE)
 
 
-def git(clone: Path, *words: str) -> str:
-    """What git prints. Raises UserError where it refuses."""
-    done = subprocess.run(["git", "-C", str(clone), *words], capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        raise UserError(f"git {' '.join(words)} in {clone}: {done.stderr.strip()}")
-    return done.stdout
-
-
 def tree_of(clone: Path, commit: str) -> dict[str, str]:
     """The Python files of a commit, and what configures its tests."""
     names = [one for one in git(clone, "ls-tree", "-r", "--name-only", commit).splitlines() if _wanted(one)]
@@ -57,10 +49,6 @@ def _wanted(name: str) -> bool:
     return not name.startswith(("docs/", "examples/")) and name.endswith(kinds)
 
 
-def _is_test(name: str) -> bool:
-    return re.search(r"(^|/)tests?/|(^|/)test_[^/]*\.py$|conftest\.py$", name) is not None
-
-
 def mended(clone: Path, code: str) -> Iterator[dict[str, Any]]:
     """Commits that mend one file of the code and change tests, the newest first."""
     log = git(clone, "log", "--no-merges", f"--since={SINCE}", "--format=%H %s", "--", code)
@@ -70,8 +58,8 @@ def mended(clone: Path, code: str) -> Iterator[dict[str, Any]]:
             continue
         changes = [line.split("\t") for line in git(clone, "diff", "--name-status", f"{commit}^", commit).splitlines()]
         names = [(one[0], one[-1]) for one in changes if one[-1].endswith(".py")]
-        tests = [name for kind, name in names if _is_test(name) and kind in "AM" and re.search(r"(^|/)test_[^/]*\.py$", name)]
-        source = [name for kind, name in names if not _is_test(name)]
+        tests = [name for kind, name in names if is_test(name) and kind in "AM" and re.search(r"(^|/)test_[^/]*\.py$", name)]
+        source = [name for kind, name in names if not is_test(name)]
         if not tests or len(source) != 1 or not source[0].startswith(code) or ("M", source[0]) not in names:
             continue
         before, after = (git(clone, "show", f"{one}:{source[0]}") for one in (f"{commit}^", commit))

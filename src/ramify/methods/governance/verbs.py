@@ -217,9 +217,9 @@ def judge(
     if not found:
         raise UserError(f"{rows} holds no compacted episode to judge")
     policies = {(s.id, s.language): s.policy for s in scenarios(languages=("en", "zh", "es"))}
-    jury, spent = find_survival_jury(model, find_model), Ledger()
-    items = [Item(row.context, row.task, policies[row.task, row.language]) for row in found]
-    with progress("judge", kept="nothing was written"):
+    items, spent = [Item(row.context, row.task, policies[row.task, row.language]) for row in found], Ledger()
+    with progress("judge", kept="nothing was written"):  # a server is asked what it takes when its judge is found
+        jury = find_survival_jury(model, find_model)
         judgements = wait_for(judged(jury, items, spent))
     votes = {name: tuple(one.evidence["votes"][i] for one in judgements) for i, name in enumerate(jury.names)}
     majority = [one.value for one in judgements]

@@ -77,9 +77,9 @@ def check(
     with ExitStack() as stack:
         folder = run_folder(anchor)
         run = None if folder is None else stack.enter_context(Run.open(folder))
-        judges = [_find(spec, run) for spec in judge]
-        incumbent = None if against is None else _find(against, run)
-        with progress("check", kept="nothing was written"):
+        with progress("check", kept="nothing was written"):  # a server is asked what it takes when its judge is found
+            judges = [_find(spec, run) for spec in judge]
+            incumbent = None if against is None else _find(against, run)
             found = wait_for(ledger.check(items, judges, incumbent, options, repeats=repeat, ledger=spent))
     why = conclude(anchor, ledger.CHECK, _findings(found))
     return replace(found, strict=strict, caveats=(why,) if why else ())

@@ -105,14 +105,15 @@ def _judges(named: Sequence[str], verify: str | None) -> dict[str, Judge]:
     return found
 
 
-def _ask(source: Path, judges: dict[str, Judge]) -> None:
-    """Have the judges judge what they have not yet; what they say stays in the run."""
+def _ask(source: Path, named: Sequence[str], verify: str | None) -> None:
+    """Have judges judge what they have not yet; what they say stays in the run."""
     folder = run_folder(source)
     if folder is None:
         raise UserError(f"{source} is not a run to keep judgements in: `ramify import {source} --run DIR` makes one")
     kept = "what was judged is kept: the same command continues"
     with progress("calibrate", kept=kept) as bar, Run.open(folder, write=True) as run:
-        records.ask(run, judges, bar.at, lambda total: bar.begin(total, unit="candidates"))
+        # a server is asked what it takes when its judge is found
+        records.ask(run, _judges(named, verify), bar.at, lambda total: bar.begin(total, unit="candidates"))
 
 
 @app.verb(settings=CalibrateConfig, keeps="source")
@@ -134,9 +135,8 @@ def calibrate(
     seed: Seed = 0,
 ) -> CriticTables:
     """Count what critics say of right and wrong candidates and what rewrites do; test whether the critics are independent."""
-    judges = _judges(judge or [], verify)
-    if judges:
-        _ask(source, judges)
+    if judge or verify is not None:
+        _ask(source, judge or [], verify)
     found = records.read_source(source, verifier)
     tables = fit(found, options)
     test = independence(found, tables, seed)
