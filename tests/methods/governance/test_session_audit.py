@@ -288,7 +288,8 @@ HARNESS = """
 import json, os, sys, urllib.request
 
 def ask(messages):
-    body = {"model": "m", "messages": messages, "tools": [{"type": "function", "function": {"name": "shell", "parameters": {}}}]}
+    shell = {"name": "shell", "parameters": {"type": "object", "properties": {"shown": {"type": "string"}}}}
+    body = {"model": "m", "messages": messages, "tools": [{"type": "function", "function": shell}], "user": str(len(messages))}
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     call = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     return json.load(urllib.request.urlopen(call))["choices"][0]["message"]

@@ -13,7 +13,7 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
-from ramify.env.protocol import CHAT
+from ramify.env.protocol import CHAT, chat_of
 from ramify.methods.governance.judges import find_rule_juries
 from ramify.methods.governance.predicates import Call, concerns
 from ramify.methods.governance.written_rules import Rule, breaks
@@ -203,8 +203,10 @@ class RuleJudges:
 def shown_at(run: Run, node: Node) -> Sequence[Message]:
     """What the model was shown at a reply; of a recorded command the messages of its request, which may not be the path's."""
     path = run.shown(node.id).messages
-    whole = [at for at, message in enumerate(path) if '"shown":' in str(message.data.get(CHAT, ""))]
-    return chat_shown(path[whole[-1] if whole else 0 :])[0]
+    for at in reversed(range(len(path))):  # what stands before a request that says all of its messages need not be read
+        if '"shown":' in str(path[at].data.get(CHAT, "")) and "shown" in chat_of(path[at].data):
+            return chat_shown(path[at:])[0]
+    return chat_shown(path)[0]
 
 
 def _spread(names: Sequence[str], most: int) -> list[str]:
