@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
 from ramify.jobs.log.ask import MAKER, why_judged
 from ramify.jobs.log.judges import QUESTIONS, read_half, read_step, read_yes
+from ramify.jobs.log.likelihood import worst_fall
 from ramify.score.judge import Item
 from ramify.trace.db import Run
 
@@ -188,3 +190,63 @@ def test_prompts_hold_the_fields_they_are_given() -> None:
     about = {"problem": "{p}", "log": "{x}", "steps": [1], "step": 1, "agent": "A", "first": 1, "middle": 2, "next": 3, "last": 4}
     for question in QUESTIONS.values():
         assert "{x}" in question.messages([Item("", data=about)])[-1].text
+
+
+KNOWING = '''"""A model to which an answer is likely where it was shown, and less so where it was taken back."""
+
+import dataclasses
+
+import numpy as np
+
+from ramify.model.protocol import TokenScores
+from ramify.model.scripted import ScriptedModel
+
+
+class Knowing(ScriptedModel):
+    async def logprobs(self, tokens, top_k=0):
+        rows = []
+        for row in tokens:
+            text = self.tokenizer.decode(row.tolist())
+            log = text.split("<log>")[1].split("</log>")[0]
+            value = -4.0 + 2.0 * ("4" in log.split("and 2:")[-1]) - 1.0 * ("5" in log)
+            rows.append(TokenScores(np.full(len(row), value, np.float32)))
+        return rows
+
+
+model = Knowing(["ok"])
+'''
+
+
+def test_the_way_answer_names_the_step_after_which_the_answer_is_less_likely_for_good(verb: Any, here: Path) -> None:
+    (here / "knowing.py").write_text(KNOWING)
+    turns = [{"role": "user", "content": "What is 2 and 2?"}]
+    for text in ("I look.", "2 and 2: 4, it seems.", WRONG, "I write it down."):
+        turns += [{"role": "assistant", "content": text}, {"role": "user", "content": "Go on."}]
+    lost = {"question": "What is 2 and 2?", "question_ID": "a", "ground_truth": "4", "history": turns, "is_correct": False}
+    won = lost | {"question_ID": "b", "history": turns[:5], "is_correct": True}
+    without = {name: value for name, value in lost.items() if name != "ground_truth"} | {"question_ID": "c"}
+    (here / "log.json").write_text(json.dumps([lost, won, without]))
+    assert verb("import", "log.json", "--from", "who-and-when", "--run", "run").code == 0
+    asked = ("--judge", "knowing.py:model", "--way", "answer", "--json")
+    answer = verb("why", "run", "a", *asked).json
+    assert (answer["verdict"], answer["action"]) == ("opinion", WRONG)
+    assert "the answer fell from -2 to -5 nats a token" in answer["headline"]
+    known = verb("why", "run", "a", *asked, "--successes", 1).json["successes"]
+    assert known == {"n": 1, "named": 0, "as_agreed": 0}, "a log that ends with the answer at its likeliest names no step"
+    none = verb("why", "run", "c", *asked)
+    assert none.code != 0
+    assert "its task names no answer" in none.err
+    refused = verb("why", "run", "a", "--judge", "regex:.", "--way", "answer")
+    assert refused.code == 2
+    assert "takes the log-probs of a model" in refused.err
+
+
+def test_a_fall_that_is_made_good_is_none() -> None:
+    def worst(*values: float) -> tuple[int | None, float]:
+        return worst_fall(np.array(values))
+
+    assert worst(-3, -5, -1, -0.5) == (None, 0.0)
+    assert worst(-3, -1, -4, -2) == (1, 1.0), "what came back later is not lost"
+    assert worst(-3, -1, -4, -4, -6) == (1, 3.0), "of several the one that lost most"
+    assert worst(-3, -2, -2) == (None, 0.0)
+    assert worst(-3) == worst() == (None, 0.0)

@@ -7,14 +7,18 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 
+from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.builtin.household import HouseholdEnvironment
-from ramify.jobs.credit import training_rows
+from ramify.jobs.credit import answer_values, training_rows
 from ramify.methods.graph_credit.rules import G2po
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.compact import DropOldest
 from ramify.rollout.run import Episodes
 from ramify.score.credit.imitate import Imitate
@@ -22,6 +26,9 @@ from ramify.score.credit.protocol import CreditGroup, credit_group
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.train.batch import row_from_path
+from ramify.train.fidelity import logprobs
+
+SHAPE = TinyConfig(vocab=1200, width=16, layers=1, heads=2, kv_heads=1, head_size=8, ffn=32, context=4096)
 
 
 def walk(messages: list[Message], key: int) -> str:
@@ -61,3 +68,31 @@ def test_compacted_attempts_become_rows_that_train_each_sampled_token_once(tmp_p
             found = credit_group(run, G2po(), CreditGroup.of(run, "g", made.trees))
             for row in training_rows(run, made.trees, played, found, 0.5):
                 assert np.abs(row.token_values["advantage"]).max() <= 0.5
+
+
+def test_the_answer_is_asked_for_in_place_of_each_step_of_a_task_that_has_one(tmp_path: Path) -> None:
+    model = ScriptedModel(walk)
+    template = TagTemplate(model.tokenizer)
+    agent = Agent(model, template, Sampling(max_tokens=40, stop_tokens=template.stop_tokens))
+    known, without = list(HouseholdEnvironment().task_set("train", 2, 0))
+    with Run.create(tmp_path / "run", {}) as run:
+        made = Episodes(agent, HouseholdEnvironment(), run, seed=3, group="g")
+
+        async def play() -> list[Attempt]:
+            return [await made.attempt(task.id, task, index) for task in (known, without) for index in range(2)]
+
+        ends, start, answer = asyncio.run(play()), TinyLM(SHAPE, seed=1), model.tokenizer.encode("in the safe")
+        found = answer_values(start, {known.id: answer}, run, made.trees, ends, 500)
+        asked = {turn.node.id: end for end in ends if end.tree == known.id for turn in end.turns}
+        assert found.keys() == asked.keys()
+        for node, end in list(asked.items())[::3]:
+            path = made.trees[known.id].path(end.leaf)
+            before = sum(kept for one, kept in path.segments[: [one.id for one, _ in path.segments].index(node)])
+            first = before + int(np.argmax(run.node(node).sampled_mask))
+            row = torch.tensor(np.concatenate([path.tokens[:first], answer]), dtype=torch.int64)
+            scores = logprobs(start, row)[-len(answer) :].gather(1, row[-len(answer) :, None])
+            assert found[node] == pytest.approx(float(scores.mean()), abs=1e-4)
+        longest = max(len(made.trees[end.tree].path(end.leaf).tokens) for end in ends) // 2
+        fits = answer_values(start, {known.id: answer}, run, made.trees, ends, 500, longest)
+        assert 0 < len(fits) < len(found), "what leaves no room for the answer is left out"
+        assert fits == pytest.approx({node: found[node] for node in fits}, abs=1e-4)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
+from ramify.env.builtin.household import HouseholdEnvironment
+from ramify.env.protocol import Task, TaskSet
 from ramify.jobs.improve import ImproveConfig, improve
 from ramify.jobs.results import UpdateReport
 from ramify.score.credit.protocol import CreditGroup, CreditRule, assigned, find_rule
@@ -107,3 +109,22 @@ def test_the_job_scores_steps_by_the_agent_and_by_the_one_it_began_with(tmp_path
         assert [one.warnings for one in run.memo("update", UpdateReport).values()] == [(), ()]
     assert not any(grades["imitate-0000"]), "before any update both are one agent"
     assert min(grades["imitate-0001"]) < 0 < max(grades["imitate-0001"])
+
+
+class Answered(HouseholdEnvironment):
+    """The household, each of whose tasks names its goal as the answer."""
+
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        tasks = super().task_set(split, n, seed)
+        return TaskSet.of(Task(task.id, {**task.data, "answer": "it is in the safe"}) for task in tasks)
+
+
+@pytest.mark.slow
+def test_the_job_asks_the_agent_it_began_with_for_the_answer_before_every_step(tmp_path: Path) -> None:
+    improve(ImproveConfig(**FEW, arm="grpo", credit="answer-td", env=f"python:{__name__}:Answered"), tmp_path / "run")
+    with Run.open(tmp_path / "run") as run:
+        told = [one.value for one in run.annotations(name="why") if one.maker == "answer-td"]
+        assert [one.warnings for one in run.memo("update", UpdateReport).values()] == [(), ()]
+    assert all(one["answer"] < 0 for one in told)
+    assert any(one["change"] > 0 for one in told)
+    assert any(one["change"] < 0 for one in told)

@@ -50,7 +50,11 @@ Judges = Annotated[
 ]
 Ways = Annotated[
     list[Way] | None,
-    option("--way", help="With --judge, how it is asked: whole (the default), steps (one after another) or halving; repeatable."),
+    option(
+        "--way",
+        help="With --judge, how it is asked: whole (the default), steps (one after another), halving, or answer (a local model: "
+        "after which step the task's known answer was less likely to it for good); repeatable.",
+    ),
 ]
 AlsoSuccesses = Annotated[
     int,

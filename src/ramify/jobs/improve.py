@@ -32,7 +32,7 @@ from ramify.base.words import plural
 from ramify.engine.checkpoints import adapter_of, load_model, model_folder, save_model, weights_of
 from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task, TaskSet, close
 from ramify.jobs import changes, components, keep, room
-from ramify.jobs.credit import log_ratios, training_rows
+from ramify.jobs.credit import answer_values, log_ratios, training_rows
 from ramify.jobs.critic import SharedCritic, StepStates, outcomes_of, states_of
 from ramify.jobs.curve import curves
 from ramify.jobs.grown import EpisodeRecorder, Grown, gather_all
@@ -602,7 +602,8 @@ class Job:
         if self.pretrained:  # the agent is the starting one here
             self.general = self.general or GeneralTexts(self.model, self.general_texts)
         trainer, critic = self.trainer(train), SharedCritic(c.critic, c.seed)
-        reference = copy.deepcopy(self.model.module) if c.kl or self.rules[name].reference else None
+        compared = c.kl or self.rules[name].reference or self.rules[name].answers
+        reference = copy.deepcopy(self.model.module) if compared else None
         done = _updates(run, name)
         spent, cost = self._restored(run, trainer, critic, done)
         last = done[-1].checkpoint if done else None
@@ -839,10 +840,14 @@ class Job:
         attempts = CreditGroup.of(run, group, grown.trees, scorer="env")
         if states is not None and rule.critic and critic.speaks:
             attempts = replace(attempts, values=critic.value(states.of(attempts.columns["node"])))
+        steps = grown.trees, grown.ends, self.config.train.micro_tokens, self.model.context
         if reference is not None and rule.reference:
-            scored = self.model.module, reference, run, grown.trees, grown.ends
-            ratios = log_ratios(*scored, self.config.train.micro_tokens, self.model.context)
+            ratios = log_ratios(self.model.module, reference, run, *steps)
             attempts = replace(attempts, log_ratios=ratios)
+        if reference is not None and rule.answers:
+            encode, sampled = self.model.tokenizer.encode, (info for info in run.trees() if info.name in grown.trees)
+            answers = {info.name: encode(info.answer) for info in sampled if info.answer}
+            attempts = replace(attempts, answers=answer_values(reference, answers, run, *steps))
         credit = credit_group(run, rule, attempts)
         rows = training_rows(run, grown.trees, grown.ends, credit, CLIP_CREDIT, self.model.context)
         return rows, losses, tuple(rule.doubts)

@@ -395,6 +395,13 @@ class TreeInfo:
     group: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def answer(self) -> str:
+        """The answer that the task names (``answer`` in its data; ``answer`` or ``ground_truth`` of a log); empty without one."""
+        known = {**self.task, **(self.task["data"] if isinstance(self.task.get("data"), Mapping) else {})}
+        found = next((known[name] for name in ("answer", "ground_truth") if known.get(name) is not None), "")
+        return found if isinstance(found, str) else canonical_json(found)
+
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:

@@ -57,7 +57,7 @@ class JudgeQuestion:
         """Questions at most, about attempts of so many steps."""
         total = 0
         for n in steps:
-            each: dict[Way, int] = {"whole": 1, "steps": n, "halving": max(n - 1, 0).bit_length()}
+            each: dict[Way, int] = {"whole": 1, "steps": n, "halving": max(n - 1, 0).bit_length(), "answer": 1}
             total += sum(each[way] for way in self.ways)
         return total * len(self.judges)
 

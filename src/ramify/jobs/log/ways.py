@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Way = Literal["whole", "steps", "halving"]
+Way = Literal["whole", "steps", "halving", "answer"]
 WAYS: tuple[Way, ...] = get_args(Way)

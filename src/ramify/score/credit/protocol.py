@@ -50,6 +50,8 @@ class CreditRule(ABC):
     reference: ClassVar[bool] = False
     """Whether it reads :attr:`CreditGroup.log_ratios`, for which the steps are scored by the agent and by the one that training
     began with."""
+    answers: ClassVar[bool] = False
+    """Whether it reads :attr:`CreditGroup.answers`, for which the agent that training began with is asked before every step."""
     turn_bonus: float = 0.0
     """Expected credit of one more turn that changes nothing, by default settings, in the small case of ``docs/howto/credit.md``.
     Other than 0 it is a bias of the policy gradient (verl, issue 7244)."""
@@ -96,6 +98,9 @@ class CreditGroup:
     log_ratios: Mapping[str, np.ndarray] | None = None
     """Node -> float32 (T,): log-probability of each sampled token at temperature 1 under the agent, minus that under the agent
     that training began with; None where they were not scored."""
+    answers: Mapping[str, float] | None = None
+    """Node of a step -> log-probability of the task's answer instead of the step's reply, nats a token, under the agent that
+    training began with; steps of tasks without an answer are left out; None where nobody asked."""
     _codes: dict[str, tuple[np.ndarray, list[Any]]] = field(default_factory=dict, repr=False)
 
     @classmethod
