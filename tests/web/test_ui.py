@@ -29,7 +29,7 @@ from ramify.web.pages import report_html
 from ramify.web.place import needs, runs_html
 from ramify.web.server import ServedRuns, guarded_pages
 from ramify.web.shelf import ListedRun, Shelf
-from ramify.web.way import STATIONS, advice, answers, key_of, left_off, name_of, nav_of
+from ramify.web.way import STATIONS, LeftOff, advice, answers, key_of, left_off, name_of, nav_of
 
 HALL = ["--model", "factory:tests.halls:agent", "--env", "factory:tests.halls:Halls"]
 LOGS = ("tau-bench", "claude-code", "verifiers", "who-and-when", "chats", "atif")
@@ -152,6 +152,23 @@ def test_what_was_left_off_is_said_with_what_continues_it(runs: Path, tmp_path: 
     assert main(shlex.split(left.command)[1:]) == 0
     with Run.open(copy) as run:
         assert list(left_off(run)) == []
+
+
+def test_a_fork_that_was_interrupted_was_left_off(runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(runs / "played", copy)
+    with Run.open(copy) as run:
+        node = next(one.id for one in run.nodes(run.trees()[0].name) if one.role == "assistant")
+    assert main(["fork", str(copy), node, "--n", "2"]) == 0
+    with Run.open(copy) as run:
+        assert list(left_off(run)) == []
+    with sqlite3.connect(copy / FILE) as db:  # as a kill leaves it: a start and no end
+        db.execute("DELETE FROM journal WHERE kind = 'forked'")
+    with Run.open(copy) as run:
+        assert list(left_off(run)) == [LeftOff("ramify fork", "")]
+        assert "<code>ramify fork</code> was left off; the same command continues it." in report_html(
+            run, nav_of(run, "run", "record")
+        )
 
 
 def test_a_station_shows_what_is_stored_and_says_what_comes_next(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

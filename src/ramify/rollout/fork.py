@@ -30,6 +30,7 @@ from ramify.rollout.sampler import Sampler
 from ramify.stats.drops import Counts, SuccessDifference, SuccessShare
 from ramify.stats.evidence import EvidenceRow, evidence
 from ramify.stats.intervals import Interval
+from ramify.trace.db import Run
 from ramify.trace.graph import short
 from ramify.trace.message import Message
 from ramify.trace.node import FORK, Node, make_node
@@ -442,6 +443,14 @@ def interruptible(episodes: Episodes, node: str, offset: int | None, edits: Sequ
         yield key
     run.log("forked", key)
     run.commit()
+
+
+def was_interrupted(run: Run) -> bool:
+    """Whether a call that :func:`interruptible` keyed was begun in a run and did not end."""
+    ended = {entry.key for entry in run.journal("forked")}
+    parts = (entry.key.split("/") for entry in run.journal("fork"))
+    # `ramify fix` forks under keys of its own, without a number, and says itself what it left off
+    return any(number[:1] and number[0].isdigit() and f"{what}/{number[0]}" not in ended for what, *number in parts)
 
 
 def _start(episodes: Episodes, tree: str, node_id: str, key: str, purpose: str, least: int = 0) -> int:

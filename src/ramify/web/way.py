@@ -22,6 +22,7 @@ from ramify.render.numbers import number
 from ramify.render.result import Section, table
 from ramify.render.sections import sections_of_kept
 from ramify.rollout.commands import commands, run_name
+from ramify.rollout.fork import was_interrupted
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, KeptResult, Provenance
 from ramify.trace.outcome import settled, successes
@@ -232,3 +233,5 @@ def left_off(run: Run) -> Iterator[LeftOff]:
         yield LeftOff("ramify why --context", f"ramify why {named} --context")
     if len(run.journal("fix")) > sum(_station(maker) == "fix" for maker in kept):
         yield LeftOff("ramify fix", "")  # where the files of its candidates are, the run does not know
+    if was_interrupted(run):
+        yield LeftOff("ramify fork", "")  # nor its edits

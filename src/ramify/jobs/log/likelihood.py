@@ -53,14 +53,26 @@ class AnswerLikelihood(Each):
         if not answer:
             return Judgement(failure="its task names no answer ('answer' in the task's data, or 'ground_truth' of the log)")
         rows = [self._row(str(item.data["problem"]), text, answer) for text in item.data["states"]]
-        scores = await self.model.logprobs(rows)
-        values = np.array([scored.logprobs[-len(answer) :].mean() for scored in scores], np.float64)
+        values = np.array([found[-len(answer) :].mean() for found in await self._logprobs(rows)], np.float64)
         step, lost = worst_fall(values)
         told = [round(float(value), 3) for value in values]
         if step is None:
             return Judgement(NONE, evidence={"values": told})
         reason = f"the answer fell from {told[step]:g} to {told[step + 1]:g} nats a token, and stayed {lost:.2g} lower"
         return Judgement(float(step), evidence={"reason": reason, "values": told})
+
+    async def _logprobs(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Of each row, (T,). The weights of a local model see what the rows share once, which here is almost all."""
+        from ramify.engine.local import LocalModel
+
+        if not isinstance(self.model, LocalModel):
+            return [scores.logprobs for scores in await self.model.logprobs(rows)]
+        from ramify.train.batch import Row
+        from ramify.train.loop import with_reference
+
+        numbered = [Row(row, np.arange(len(row)) > 0, {"row": np.full(len(row), at, np.float32)}) for at, row in enumerate(rows)]
+        scored = sorted(with_reference(self.model.module, numbered), key=lambda row: float(row.token_values["row"][0]))
+        return [row.token_values["reference"] for row in scored]
 
     def _row(self, problem: str, log: str, answer: Sequence[int]) -> np.ndarray:
         """The tokens of a prompt and the answer; of a prompt that is longer than the model takes, its beginning and end."""
