@@ -2,6 +2,7 @@
 each one command that prints its table and can keep it in ``repro/``:
 
     python -m ramify_experiments.improve_studies credits --save    what other credit rules bring at equal tokens
+    python -m ramify_experiments.improve_studies rules --seeds 5 --save    rules that credit single steps, at equal tokens
     python -m ramify_experiments.improve_studies critic --save     how well the critic ranks alternative steps
     python -m ramify_experiments.improve_studies splitting --save    what a won task costs, split or not, by how rare wins are
     python -m ramify_experiments.improve_studies textworld --seeds 5 --save    three arms in games that nobody here wrote
@@ -18,6 +19,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -63,18 +65,28 @@ CREDITS: dict[str, tuple[str, dict[str, Any]]] = {
 rates and passes are :data:`UNTUNED`."""
 
 
-def credits_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("start", {"arm": "grpo"}),
+    "step-returns": ("grpo", {"arm": "grpo", "credit": "step-returns"}),
+    "gigpo": ("grpo", {"arm": "grpo", "credit": "gigpo"}),
+    "g2po": ("grpo", {"arm": "grpo", "credit": "g2po"}),
+    "g2po-released": ("g2po", {"arm": "grpo", "credit": "g2po-released"}),
+}
+"""The same, of rules that credit a step apart from its attempt."""
+
+
+def _credits(arms: Mapping[str, tuple[str, dict[str, Any]]], cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Household, 40,000 tokens: success after, and the difference to the arm that differs by the credit rule alone, paired by
     seed."""
     common = {"budget": "40k", "episodes": EPISODES}
-    arms: dict[str, dict[str, Any]] = {"start": {"arm": "start", **common}}
-    arms |= {arm: {"arm": arm, "own": own, "train": UNTUNED[own["arm"]], **common} for arm, (_, own) in CREDITS.items()}
-    done = cells.map(cell, {f"{arm}, seed {seed}": {**one, "seed": seed} for seed in seeds for arm, one in arms.items()})
+    every: dict[str, dict[str, Any]] = {"start": {"arm": "start", **common}}
+    every |= {arm: {"arm": arm, "own": own, "train": UNTUNED[own["arm"]], **common} for arm, (_, own) in arms.items()}
+    done = cells.map(cell, {f"{arm}, seed {seed}": {**one, "seed": seed} for seed in seeds for arm, one in every.items()})
     checks = Checks(seeds)
-    got = {arm: [done[f"{arm}, seed {seed}"]["success"] for seed in seeds] for arm in arms}
+    got = {arm: [done[f"{arm}, seed {seed}"]["success"] for seed in seeds] for arm in every}
     for arm, success in got.items():
         checks.mean(f"{arm}: success", success)
-    for arm, (rival, _) in CREDITS.items():
+    for arm, (rival, _) in arms.items():
         checks.paired(f"{arm} - {rival}", got[arm], got[rival])
     return checks
 
@@ -285,7 +297,8 @@ def comparison_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
 
 
 STUDIES = {
-    "credits": credits_study,
+    "credits": partial(_credits, CREDITS),
+    "rules": partial(_credits, RULES),
     "critic": critic_study,
     "splitting": splitting_study,
     "textworld": textworld_study,

@@ -14,7 +14,8 @@ from ramify_experiments import improve_studies
 from ramify_experiments.improve_studies import (
     CREDITS,
     HOUSES,
-    credits_study,
+    RULES,
+    STUDIES,
     critic_cell,
     critic_study,
     ranked,
@@ -24,10 +25,11 @@ from ramify_experiments.improve_studies import (
 from ramify_experiments.lab import ResultCache
 
 
-def test_every_arm_is_one_that_improve_takes() -> None:
-    for rival, settings in CREDITS.values():
+@pytest.mark.parametrize("arms", [CREDITS, RULES])
+def test_every_arm_is_one_that_improve_takes(arms: dict[str, Any]) -> None:
+    for rival, settings in arms.values():
         ImproveConfig.model_validate(settings)
-        assert rival in {"start", *CREDITS}
+        assert rival in {"start", *arms}
 
 
 def test_credits_are_compared_with_the_arm_they_vary(tmp_path: Path) -> None:
@@ -37,7 +39,7 @@ def test_credits_are_compared_with_the_arm_they_vary(tmp_path: Path) -> None:
         for key, one in missing.items():
             yield key, {"success": effect.get(one["arm"], 0.2) + 0.01 * one["seed"]}
 
-    found = {one.name: one for one in credits_study(ResultCache(tmp_path, runner=made_up, edition="t"), (0, 1, 2))}
+    found = {one.name: one for one in STUDIES["credits"](ResultCache(tmp_path, runner=made_up, edition="t"), (0, 1, 2))}
     assert found["imitate, recovery - imitate"].value == pytest.approx(0.05)
     assert found["imitate - start"].value == pytest.approx(0.2)
     assert found["grpo, cliffs: success"].value == pytest.approx(0.21)
