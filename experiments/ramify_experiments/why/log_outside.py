@@ -44,6 +44,18 @@ def imported(data: Path, folder: Path, name: str) -> Path:
     return folder / name
 
 
+def other_answers(data: Path, folder: Path) -> Path:
+    """The labelled logs, each with the answer of the next: the null of what goes by the answer."""
+    logs = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted((data / "whowhen").rglob("*.json"))}
+    answers = [log.get("ground_truth") for log in logs.values()]
+    for (path, log), answer in zip(logs.items(), [*answers[1:], *answers[:1]], strict=True):
+        copy = folder / "other answers" / "whowhen" / path.relative_to(data / "whowhen")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(json.dumps({**log, "ground_truth": answer}), encoding="utf-8")
+    call_verb("import", folder / "other answers" / "whowhen", "--run", folder / "null")
+    return folder / "null"
+
+
 def _luna(folder: Path) -> Iterable[dict[str, Any]]:
     """The logs as conversations; their own fields differ from AgentDojo's."""
     for path in sorted(folder.rglob("*.json")):
@@ -173,7 +185,7 @@ def judged(path: Path, judge: str, ways: Sequence[Way], most: int) -> dict[str, 
 
 def rows(record: dict[str, Any]) -> list[list[str]]:
     """The rows of docs/claims.md."""
-    base, null = record["whowhen"], record["nulls"]
+    base, by_rules = record["whowhen"], record["nulls"]
     told = [
         [
             "The labelled step of 184 failed logs (Who&When), without a model",
@@ -185,8 +197,8 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
         [
             "A rule names a step in logs of successful attempts (wanted at most 5 %)",
             "; ".join(
-                f"{name}: {said(null[name]['named, by the others'])} by the other corpora's rates, "
-                f"{said(null[name]['named, by its own'])} by its own"
+                f"{name}: {said(by_rules[name]['named, by the others'])} by the other corpora's rates, "
+                f"{said(by_rules[name]['named, by its own'])} by its own"
                 for name in ("tau", "luna", "swe")
             ),
         ],
@@ -202,6 +214,14 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
                 f"`why --judge {one['judge']}` on the {one['logs']} shortest of them",
                 f"{ways}; on the same logs the first error text {said(best['first error text'])}, "
                 f"a random step {best['random step']['p']:.3f}",
+            ]
+        )
+    if null := record.get("other answers"):
+        row = null["ways"]["answer"]
+        told.append(
+            [
+                f"`why --judge {null['judge']} --way answer` on these logs, each with the answer of another",
+                f"{said(row['right'])} right, {row['named']} named",
             ]
         )
     return told
@@ -232,7 +252,10 @@ def main() -> None:
             if logs
         }
         if args.judge:
-            record["judged"] = judged(folder / "whowhen", args.judge, args.ways.split(","), args.judged)
+            ways = args.ways.split(",")
+            record["judged"] = judged(folder / "whowhen", args.judge, ways, args.judged)
+            if "answer" in ways:
+                record["other answers"] = judged(other_answers(args.data, folder), args.judge, ["answer"], args.judged)
     record["rows"] = rows(record)
     for what, here in record["rows"]:
         print(f"{what}: {here}")
