@@ -845,7 +845,7 @@ class Job:
             ratios = log_ratios(self.model.module, reference, run, *steps)
             attempts = replace(attempts, log_ratios=ratios)
         if reference is not None and rule.answers:
-            encode, sampled = self.model.tokenizer.encode, (info for info in run.trees() if info.name in grown.trees)
+            encode, sampled = self.template.tokenizer.encode, (info for info in run.trees() if info.name in grown.trees)
             answers = {info.name: encode(info.answer) for info in sampled if info.answer}
             attempts = replace(attempts, answers=answer_values(reference, answers, run, *steps))
         credit = credit_group(run, rule, attempts)

@@ -62,11 +62,11 @@ class AnswerTd(Grpo):
     def explain(self, node: str) -> Mapping[str, Any]:
         """See :class:`CreditRule`."""
         rows, sampled = self._group.rows_of(node), self._group.nodes[node].sampled_mask
-        told = {"A_ep": float(self._terms[node][sampled].mean()) if sampled.any() else 0.0}
+        told: dict[str, Any] = {"A_ep": float(self._terms[node][sampled].mean()) if sampled.any() else 0.0}
         if node in self._values:
             scale = self._scale[self._group.task[self._group.attempt[rows[0]]]]
             told |= {"answer": self._values[node], "change": float(self._change[rows].mean()), "change_rms": float(scale)}
-        return told | super().explain(node)
+        return {**told, **super().explain(node)}
 
 
 def answer_changes(group: CreditGroup) -> np.ndarray:
