@@ -4,7 +4,10 @@ import io
 import json
 import re
 import sys
+import threading
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ramify.base.errors import InterruptedRunError
+from ramify.render import terminal
 from ramify.render.terminal import emit, progress, say, short
 from ramify.render.text import sanitize, table
 
@@ -173,3 +177,25 @@ def test_ctrl_c_says_what_is_kept() -> None:
 @pytest.mark.parametrize(("n", "text"), [(0, "0"), (0.25, "0.2"), (950, "950"), (1234, "1.2k"), (34567, "35k"), (5.6e6, "5.6M")])
 def test_short(n: float, text: str) -> None:
     assert short(n) == text
+
+
+def test_no_line_of_a_slow_verb_begins_while_its_result_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that began between the two would stand in front of the result."""
+    begun = threading.Event()
+
+    @contextmanager
+    def line(*_: object) -> Iterator[None]:
+        begun.set()
+        yield
+
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            assert not begun.wait(0.3)
+            return super().write(text)
+
+    monkeypatch.setattr(terminal, "FIRST", 0.05)
+    monkeypatch.setattr(terminal, "_bar_or_lines", line)
+    with terminal.working("verb"):
+        monkeypatch.setattr(sys, "stdout", Slow())
+        emit({}, False, "the result")
+        assert begun.wait(10), "what still works says so after it"

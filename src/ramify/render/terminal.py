@@ -45,11 +45,12 @@ def show(result: Result, as_json: bool) -> None:
 
 def emit(result: dict[str, Any], as_json: bool, text: str) -> None:
     """Print ``result`` as one JSON line, or else ``text``, to standard output. Everything a verb reports goes through here."""
-    if as_json:
-        # ASCII only, so no character of a trace can act on the terminal; DEL is the one control JSON leaves as it is.
-        print(json.dumps(codec.to_json(result), ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f"), flush=True)
-    else:
-        print(_printable(sanitize(text), sys.stdout), flush=True)
+    with _patient.elsewhere():  # a line that began while this is written would stand in front of it
+        if as_json:
+            # ASCII only, so no character of a trace can act on the terminal; DEL is the one control JSON leaves as it is.
+            print(json.dumps(codec.to_json(result), ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f"), flush=True)
+        else:
+            print(_printable(sanitize(text), sys.stdout), flush=True)
 
 
 def say(text: str) -> None:
@@ -267,7 +268,7 @@ class _Patient:
 
     def __init__(self) -> None:
         self._title, self._lock, self._timer = "", threading.RLock(), threading.Timer(0, print)
-        self._open = ExitStack()
+        self._open, self._elsewhere = ExitStack(), 0
 
     @contextmanager
     def verb(self, title: str) -> Iterator[None]:
@@ -285,12 +286,15 @@ class _Patient:
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """Inside, something else shows how far work is."""
+        """Inside, something else shows how far work is, or is written."""
         self._end()
+        self._elsewhere += 1
         try:
             yield
         finally:
-            self._begin()
+            self._elsewhere -= 1
+            if not self._elsewhere:
+                self._begin()
 
     def _begin(self) -> None:
         if self._title:
