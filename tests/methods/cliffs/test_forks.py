@@ -21,7 +21,7 @@ from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.forks import ReplyForks, at_least, sampler_logprobs
 from ramify.methods.cliffs.run import ScanConfig, scan
-from ramify.methods.cliffs.traces import read_traces, trace_of, write_traces
+from ramify.methods.cliffs.traces import read_traces, trace_of
 from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
@@ -220,7 +220,7 @@ def test_stems_are_sampled_and_judged(tmp_path: Path) -> None:
     assert asyncio.run(counter.sample([TokenProblem("p", (1, 2), {"answer": "0"})], 3, {"p#0", "p#2"})) == [traces[1]]
     measured = traces[0].with_potentials({0: Counts(3, 4, 1, 2)}, early_stopped_at=0)
     file = tmp_path / "traces.jsonl"
-    write_traces(file, [measured, *traces[1:]])
+    file.write_text("".join(json.dumps(trace.to_json()) + "\n" for trace in [measured, *traces[1:]]))
     assert read_traces(file) == [measured, *traces[1:]]
 
 

@@ -76,7 +76,6 @@ SEED, PROPOSED, COLLECTED, PREDICTED, DECIDED, CANDIDATE, REPLACED, PROBLEM, SUB
 """What the journal calls the steps."""
 PERSON, CONFIRMED, ADMITTED = "person", "confirmation", "admitted"
 LEADERBOARD, LOSS = "theory-loop leaderboard", "theory-loop loss"
-BLOB = "blob:"
 
 
 @dataclass(frozen=True)
