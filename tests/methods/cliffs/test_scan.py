@@ -16,7 +16,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.seeds import derive_key, generator, uniforms
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.cliffs.algorithm import ZTest, correct
+from ramify.methods.cliffs.algorithm import correct
 from ramify.methods.cliffs.forks import Chances, ReplyForks, ScoredForks
 from ramify.methods.cliffs.report import ablation_table
 from ramify.methods.cliffs.run import AblatedCliff, ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
@@ -24,7 +24,7 @@ from ramify.model.protocol import Sampling
 from ramify.rollout.potential import ForkEnd
 from ramify.rollout.steps import StepForks, step_trace
 from ramify.rollout.token_traces import TokenProblem, TokenTrace
-from ramify.stats.drops import Counts
+from ramify.stats.drops import Counts, ZTest
 from ramify.trace.db import Run
 from tests.rollout.test_steps import played
 
