@@ -32,22 +32,7 @@ OPAQUE = (  # noqa: SIM905
 ).split()
 """Names of modules below the public ones: they say nothing of what the functions in them are about."""
 VERBS = ["settle", "weigh", "rank", "blend", "trim", "scale", "fold", "spread", "shift", "bound", "tally", "merge"]
-TRAITS = [
-    "late",
-    "early",
-    "heavy",
-    "fragile",
-    "urgent",
-    "frozen",
-    "partial",
-    "returned",
-    "monthly",
-    "yearly",
-    "foreign",
-    "local",
-    "bulk",
-    "spare",
-]
+TRAITS = "late early heavy fragile urgent frozen partial returned monthly yearly foreign local bulk spare".split()  # noqa: SIM905
 LIST_FORM = '''def {name}(items, limit={default}):
     """{doc}"""
     if not items:

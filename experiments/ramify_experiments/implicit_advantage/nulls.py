@@ -104,7 +104,7 @@ def _blames_slips(rep: Repetition) -> bool:
     named = {row["trajectory_id"]: row["step"] for row in rep.verb(METHOD, "blame", "--scores", out)["blamed"]}
     graded = walks.along(advantage)
     decisive = [i for i in slipping if walks.final[i] == 0 and graded[i, slip[i]] < -COST]
-    right = {i for i in slipping if named.get(_name(int(i))) == slip[i]}
+    right = {i for i in slipping if named.get(f"task-{i // ATTEMPTS}/{i % ATTEMPTS}") == slip[i]}
     return 2 * len(right & set(decisive)) > len(decisive) and 10 * len(right) >= 9 * len(named)
 
 
@@ -115,10 +115,6 @@ def _ranks_a_foreign_pair(rep: Repetition) -> bool:
     walks = walk(mdp, mdp.reference, start, generator(rep.seed, "planted walks"))
     out = _scored(rep, walks, policy, foreign**3 / (foreign**3).sum(axis=-1, keepdims=True), (walks.final > 0).tolist())
     return bool(rep.verb(METHOD, "report", "--scores", out)["better"] == "policy log-prob")
-
-
-def _name(i: int) -> str:
-    return f"task-{i // ATTEMPTS}/{i % ATTEMPTS}"
 
 
 CASES = (

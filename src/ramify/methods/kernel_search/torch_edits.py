@@ -27,22 +27,7 @@ UNARY = frozenset(
 )
 REDUCING = frozenset(["amax", "amin", "max", "mean", "min", "norm", "prod", "std", "sum", "var"])
 MAKING = frozenset(
-    [
-        "bmm",
-        "conv1d",
-        "conv2d",
-        "gelu",
-        "layer_norm",
-        "linear",
-        "matmul",
-        "maximum",
-        "minimum",
-        "mm",
-        "mv",
-        "silu",
-        "softmax",
-        "where",
-    ]
+    "bmm conv1d conv2d gelu layer_norm linear matmul maximum minimum mm mv silu softmax where".split()  # noqa: SIM905
 )
 """Functions whose result is memory of its own."""
 COPIES = frozenset(["clone", "contiguous", "detach"])

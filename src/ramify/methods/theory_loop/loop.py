@@ -287,7 +287,7 @@ class TheoryLoop:
             before = (number - 1) * (self.config.iterations + 5)
             await self._observe(number, before)
             await self.backfill()
-            verdict = await self._verdict(number)
+            verdict = await self.run.once_awaited(DECIDED, str(number), Verdict, partial(self._decided, number))
             self.progress.at(before + 4, f"round {number}: replace {self.pool.slots[verdict.slot]}")
             await self._revise(number, verdict, before + 5)
             await self.backfill()
@@ -481,9 +481,6 @@ class TheoryLoop:
         Candidates of a round share their ``key``: common random numbers."""
         failed = lambda at, error: self.problem(where + at, error)  # noqa: E731
         return await _predicted(self.bench, theory, observations, self.config, failed, *key)
-
-    async def _verdict(self, number: int) -> Verdict:
-        return await self.run.once_awaited(DECIDED, str(number), Verdict, partial(self._decided, number))
 
     async def _decided(self, number: int) -> tuple[Verdict, tuple[()]]:
         found = await self._retried(lambda: self.proposer.verdict(self.pool, number), f"{number} verdict", [])
