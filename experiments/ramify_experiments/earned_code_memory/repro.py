@@ -35,7 +35,6 @@ BASELINES = (
 )
 ARMS = ("none", *MODES, *ALL, *BASELINES)
 SPLITS = ("recurring", "shifted")
-SPLIT = Mapping[str, Any]
 
 
 KNOWN = {
