@@ -69,11 +69,6 @@ class Theory:
         own = _functions(self.tree).get("policy")
         return own is None or ast.dump(own) == _CANONICAL
 
-    @cached_property
-    def batched(self) -> bool:
-        """Whether it has ``predict_all``."""
-        return "predict_all" in _functions(self.tree)
-
     @property
     def limits(self) -> dict[str, str]:
         """What its prose says that can be tested: values of its parameters -> the theory that it then chooses as."""
