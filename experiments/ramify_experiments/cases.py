@@ -54,7 +54,7 @@ class KnownCase:
             raise ValueError(f"case {self.name!r}: a share of {self.wanted} in {self.quick} of {self.full} repetitions is none")
 
 
-class OneReply:
+class SingleReply:
     """What environments of one reply share: there is no state to go back to."""
 
     max_turns, system = 1, ""

@@ -11,7 +11,7 @@ from ramify import Observation
 from ramify.stats import Counts, RateTest, all_of, attempts_needed, compare_versions, flips
 from ramify.stats.repeats import OverTasks
 from ramify.testing.repeated import Repeated
-from ramify_experiments.cases import KnownCase, OneReply, Repetition, first_reply
+from ramify_experiments.cases import KnownCase, Repetition, SingleReply, first_reply
 
 
 def _settled(rep: Repetition, rate: float) -> Repeated:
@@ -51,7 +51,7 @@ def _versions(rep: Repetition, gain: float, attempts: int | None) -> bool:
     return compare_versions(*sides).p <= 0.05
 
 
-class Bill(OneReply):
+class Bill(SingleReply):
     """One question, one answer."""
 
     def reset(self, task: Any, seed: int) -> Observation:

@@ -28,7 +28,7 @@ from ramify.rollout.components import any_environment
 from ramify.stats.intervals import clopper_pearson
 from ramify.trace.db import Run
 from ramify.trace.message import parse_tool_calls
-from ramify_experiments.cases import OneReply
+from ramify_experiments.cases import SingleReply
 
 SUITE = "agentdojo:banking?attack=important_instructions"
 SHOP = (
@@ -41,7 +41,7 @@ SHOP = (
 )
 
 
-class BakeryQuestion(OneReply):
+class BakeryQuestion(SingleReply):
     """One question about a text of six sentences."""
 
     system = "You answer questions about a text."

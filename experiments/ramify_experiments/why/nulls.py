@@ -9,14 +9,14 @@ from typing import Any
 
 import ramify
 from ramify import Observation
-from ramify_experiments.cases import KnownCase, OneReply, Repetition, first_reply
+from ramify_experiments.cases import KnownCase, Repetition, SingleReply, first_reply
 from ramify_experiments.why import log_nulls, tokens
 from ramify_experiments.why.context import FAMILIES, ContextFamily, conversation
 
 NAMES = {family.name: family for family in FAMILIES}
 
 
-class Letters(OneReply):
+class Letters(SingleReply):
     """One answer to a conversation that the task holds."""
 
     def reset(self, task: Any, seed: int) -> Observation:

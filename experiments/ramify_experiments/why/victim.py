@@ -36,7 +36,7 @@ from ramify.rollout.components import any_environment
 from ramify.stats.intervals import clopper_pearson
 from ramify.trace.db import Run
 from ramify.trace.message import parse_tool_calls
-from ramify_experiments.cases import OneReply
+from ramify_experiments.cases import SingleReply
 from ramify_experiments.real import raw_ids, replied, taught
 from ramify_experiments.why.context_outside import goal_of, line
 
@@ -68,7 +68,7 @@ class InjectedCase:
     """All that was injected, in one line."""
 
 
-class ToolQuestion(OneReply):
+class ToolQuestion(SingleReply):
     """Which tool is called next, in a conversation that the task holds."""
 
     def __init__(self, system: str) -> None:
