@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ramify.stats.intervals import Interval, clopper_pearson
+from ramify.trace.db import Run
 
 Verb = Callable[..., dict[str, Any]]
 
@@ -51,6 +52,30 @@ class KnownCase:
     def __post_init__(self) -> None:
         if not 0 <= self.wanted <= 1 or not 1 <= self.quick <= self.full:
             raise ValueError(f"case {self.name!r}: a share of {self.wanted} in {self.quick} of {self.full} repetitions is none")
+
+
+class SingleReply:
+    """What environments of one reply share: there is no state to go back to."""
+
+    max_turns, system = 1, ""
+
+    def snapshot(self) -> Any:
+        """Nothing."""
+        return 0
+
+    def restore(self, snapshot: Any) -> None:
+        """Nothing."""
+
+    def key(self) -> str | None:
+        """None."""
+        return None
+
+
+def first_reply(folder: Path) -> str:
+    """The first reply of the run of one attempt in ``folder``."""
+    with Run.open(folder) as run:
+        (tree,) = run.trees()
+        return next(node.id for node in run.tree(tree.name).nodes.values() if node.role == "assistant")
 
 
 @dataclass(frozen=True)

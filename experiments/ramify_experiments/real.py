@@ -40,11 +40,8 @@ EDITION = 1
 
 def graded_environment(tasks: Iterable[Task]) -> FunctionEnvironment:
     """Questions whose answer is a number: right where the last number of the reply is ``task.data["want"]``."""
-    return FunctionEnvironment(tools=[], tasks=list(tasks), state=lambda task: {}, grade=_graded)
-
-
-def _graded(task: Task, answer: str, _state: Any) -> float:
-    return float(is_right(answer, task.data))
+    right = lambda task, answer, _state: float(is_right(answer, task.data))  # noqa: E731
+    return FunctionEnvironment(tools=[], tasks=list(tasks), state=lambda task: {}, grade=right)
 
 
 def is_right(text: str, data: Mapping[str, Any]) -> bool:

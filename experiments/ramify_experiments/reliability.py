@@ -11,8 +11,7 @@ from ramify import Observation
 from ramify.stats import Counts, RateTest, all_of, attempts_needed, compare_versions, flips
 from ramify.stats.repeats import OverTasks
 from ramify.testing.repeated import Repeated
-from ramify.trace.db import Run
-from ramify_experiments.cases import KnownCase, Repetition
+from ramify_experiments.cases import KnownCase, Repetition, SingleReply, first_reply
 
 
 def _settled(rep: Repetition, rate: float) -> Repeated:
@@ -52,10 +51,8 @@ def _versions(rep: Repetition, gain: float, attempts: int | None) -> bool:
     return compare_versions(*sides).p <= 0.05
 
 
-class Bill:
+class Bill(SingleReply):
     """One question, one answer."""
-
-    max_turns, system = 1, ""
 
     def reset(self, task: Any, seed: int) -> Observation:
         """The question."""
@@ -65,17 +62,6 @@ class Bill:
         """The end."""
         return Observation("done", 1.0, terminated=True, outcome=True)
 
-    def snapshot(self) -> Any:
-        """Nothing."""
-        return 0
-
-    def restore(self, snapshot: Any) -> None:
-        """Nothing."""
-
-    def key(self) -> str | None:
-        """None."""
-        return None
-
 
 def pays(messages: list[dict[str, Any]], key: int) -> str:
     """Pays four times in five."""
@@ -84,9 +70,7 @@ def pays(messages: list[dict[str, Any]], key: int) -> str:
 
 def _step_passes(rep: Repetition) -> bool:
     ramify.play(pays, Bill, [{"id": "bill"}], attempts=1, out=rep.folder / "run", seed=rep.seed)
-    with Run.open(rep.folder / "run") as run:
-        (tree,) = run.trees()
-        node = next(node.id for node in run.tree(tree.name).nodes.values() if node.role == "assistant")
+    node = first_reply(rep.folder / "run")
     me = "python:ramify_experiments.reliability"
     who = ("--model", f"{me}:pays", "--env", f"{me}:Bill")
     try:

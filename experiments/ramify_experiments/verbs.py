@@ -41,8 +41,19 @@ TOGETHER = 5
 # -- ramify repro --------------------------------------------------------------------------------------------------------------
 
 
+class _Judged(Result):
+    """What passed or did not."""
+
+    passed: bool
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a check or a case missed."""
+        return super().exit_code if self.passed else EXIT_FAILED
+
+
 @dataclass(frozen=True)
-class ReproReport(Result):
+class ReproReport(_Judged):
     """The checks of one reproduction."""
 
     slug: str
@@ -52,11 +63,6 @@ class ReproReport(Result):
     commit: str
     model: str = ""
     """Of a reproduction on a pretrained model: its folder's name, which tells quantisation and hash of a GGUF file."""
-
-    @property
-    def exit_code(self) -> int:
-        """1 where a check misses its threshold."""
-        return super().exit_code if self.passed else EXIT_FAILED
 
     def sections(self) -> Iterable[Section]:
         """The table of checks, why misses were expected, and the verdict."""
@@ -87,18 +93,13 @@ class PassedRepro:
 
 
 @dataclass(frozen=True)
-class ReproSummary(Result):
+class ReproSummary(_Judged):
     """All reproductions."""
 
     slug: str
     passed: bool
     reports: tuple[PassedRepro, ...]
     each: tuple[ReproReport, ...] = field(metadata={"json": False})
-
-    @property
-    def exit_code(self) -> int:
-        """1 where one did not pass."""
-        return super().exit_code if self.passed else EXIT_FAILED
 
     def sections(self) -> Iterable[Section]:
         """How many checks of each held."""
@@ -179,7 +180,7 @@ class PlantedFound:
 
 
 @dataclass(frozen=True)
-class MethodReport(Result):
+class MethodReport(_Judged):
     """What a method says where the truth is known."""
 
     method: str
@@ -189,11 +190,6 @@ class MethodReport(Result):
     seconds: float
     commit: str
     cases: tuple[CaseVerdict, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """1 where a case missed."""
-        return super().exit_code if self.passed else EXIT_FAILED
 
     def sections(self) -> Iterable[Section]:
         """Every case, why misses were expected, and the verdict."""
@@ -218,18 +214,13 @@ class PassedMethod:
 
 
 @dataclass(frozen=True)
-class MethodsSummary(Result):
+class MethodsSummary(_Judged):
     """The cases of all methods."""
 
     method: str
     passed: bool
     methods: tuple[PassedMethod, ...]
     each: tuple[MethodReport, ...] = field(metadata={"json": False})
-
-    @property
-    def exit_code(self) -> int:
-        """1 where one did not pass."""
-        return super().exit_code if self.passed else EXIT_FAILED
 
     def sections(self) -> Iterable[Section]:
         """The first cases of each."""

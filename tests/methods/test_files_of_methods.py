@@ -29,7 +29,6 @@ FILES = {
     "export": {
         *(
             "cliffs/verbs.py:pairs_",
-            "cliffs/traces.py:write_traces",
             "diagnose/verbs.py:run",
             "crosscoder/run.py:export",
             "graph_credit/verbs.py:advantages",

@@ -18,7 +18,7 @@ from ramify.base.waiting import wait_for
 from ramify.engine.local import LocalModel
 from ramify.env.builtin import chain
 from ramify.env.protocol import Task
-from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, correct, screen
+from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, correct, screen
 from ramify.methods.cliffs.forks import Chances, ReplyForks, ReplyPlace, ScoredForks
 from ramify.methods.cliffs.passk import pass_at_k
 from ramify.methods.cliffs.run import CARRY, AblatedCliff, Examined, ScanConfig, Scanned, TokenPair, ablate, examine, pairs, scan
@@ -26,7 +26,7 @@ from ramify.model.protocol import Sampling
 from ramify.rollout.potential import ForkEnd, ForksSpent
 from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.score.group import normalise
-from ramify.stats.drops import Counts, standard_error
+from ramify.stats.drops import Counts, ZTest, standard_error
 from ramify.stats.intervals import bootstrap
 from ramify.train.batch import Row
 from ramify.train.loop import with_reference

@@ -129,14 +129,6 @@ def _steered(rep: Repetition, planted: bool) -> list[str]:
     return [str(one["name"]) for one in found["sets"] if one["stands_out"]]
 
 
-def _random_sets(rep: Repetition) -> bool:
-    return bool(_steered(rep, False))
-
-
-def _planted_set(rep: Repetition) -> bool:
-    return _steered(rep, True) == ["0+1+2+3"]
-
-
 CASES = (
     KnownCase(
         "one checkpoint twice",
@@ -171,7 +163,7 @@ CASES = (
         "sets of random directions",
         "nothing",
         "Two sets of four features whose directions are random; any set that `steer` says stands out is a false finding.",
-        _random_sets,
+        lambda rep: bool(_steered(rep, False)),
         wanted=0.05,
         full=60,
         quick=2,
@@ -181,7 +173,7 @@ CASES = (
         "planted",
         "Four features whose directions sum to that of the word that is scored, and four random ones; found where only the "
         "first set stands out.",
-        _planted_set,
+        lambda rep: _steered(rep, True) == ["0+1+2+3"],
         wanted=0.8,
         full=60,
         quick=2,

@@ -63,11 +63,6 @@ def repairs(function: ast.FunctionDef, operators: Sequence[str] = OPERATORS) -> 
                 undo()
 
 
-def size(function: ast.FunctionDef) -> int:
-    """How many edits :func:`repairs` makes."""
-    return sum(1 for _ in repairs(function))
-
-
 def _guard(statement: ast.stmt) -> bool:
     return (
         isinstance(statement, ast.If)

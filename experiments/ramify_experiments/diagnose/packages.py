@@ -164,7 +164,7 @@ def made(name: str, seed: int) -> list[dict[str, Any]]:
         for mutant, result in zip(batch, results, strict=True):
             failing = [test for test, row in result.items() if not row["passed"] and row.get("frames")]
             if failing and len(out) < EACH and all(mutant["span"] != one["span"] for one in out):
-                out.append(mutant | _issue(mutant, result, failing, texts, called, passed, package))
+                out.append(mutant | _issue(result, failing, called, package))
     return out
 
 
@@ -188,10 +188,7 @@ def _with(text: str, node: ast.FunctionDef, fault: ast.FunctionDef) -> tuple[str
     return "\n".join([*lines[: first - 1], *written, *lines[node.end_lineno or first :]]), first + len(written) - 1
 
 
-def _issue(
-    mutant: dict[str, Any], result: dict[str, Any], failing: list[str], texts: dict[str, str], called: dict[str, list[str]],
-    passed: dict[str, Any], package: str
-) -> dict[str, Any]:  # fmt: skip
+def _issue(result: dict[str, Any], failing: list[str], called: dict[str, list[str]], package: str) -> dict[str, Any]:
     row = result[failing[0]]
     frames = [tuple(one) for one in row["frames"]]
     statement = next(

@@ -66,14 +66,6 @@ def _by_prompt(prompt: np.ndarray, thoughts: np.ndarray, rng: np.random.Generato
     return rng.beta(2, 2, 48)[prompt]
 
 
-def _by_pool(prompt: np.ndarray, thoughts: np.ndarray, rng: np.random.Generator) -> Any:
-    return np.where(prompt % 2, 0.7, 0.3)
-
-
-def _by_word(prompt: np.ndarray, thoughts: np.ndarray, rng: np.random.Generator) -> Any:
-    return np.where(thoughts[:, 0] < len(WORDS) // 2, 0.9, 0.1)
-
-
 def _by_ends(prompt: np.ndarray, thoughts: np.ndarray, rng: np.random.Generator) -> Any:
     """Both ends of the thinking show an outcome that was sampled first, and the middle does not."""
     end = rng.random(96) < 0.5
@@ -236,7 +228,7 @@ CASES = (
         "probe: the first word decides",
         "planted",
         "The first thinking token decides the outcome nine times of ten; a finding is a state said to tell it.",
-        _probed(_by_word),
+        _probed(lambda prompt, thoughts, rng: np.where(thoughts[:, 0] < len(WORDS) // 2, 0.9, 0.1)),
         **SUN,
     ),
     KnownCase(
@@ -244,7 +236,7 @@ CASES = (
         "nothing",
         "The outcome is a coin whose chance is the pool's, .7 or .3, and the prompt's first word tells the pool; a "
         "finding is a state said to tell more than the pool does.",
-        _probed(_by_pool, True),
+        _probed(lambda prompt, thoughts, rng: np.where(prompt % 2, 0.7, 0.3), True),
         **COIN,
     ),
     KnownCase(

@@ -129,14 +129,6 @@ def _logged(rep: Repetition, rates: Sequence[float]) -> bool:
     return bool(rep.verb("earned-code-memory", "show", file, "--status", "demoted")["entries"])
 
 
-def _allowed(rep: Repetition) -> bool:
-    return _logged(rep, [0.2] * 60)
-
-
-def _spoilt(rep: Repetition) -> bool:
-    return _logged(rep, [0.05] * 20 + [0.7] * 40)
-
-
 CASES = (
     KnownCase(
         "one request, again and again",
@@ -161,7 +153,7 @@ CASES = (
         "a tool that fails as often as it may",
         "nothing",
         "One call in five fails, which is what the settings allow, over sixty calls: a demotion is false.",
-        _allowed,
+        lambda rep: _logged(rep, [0.2] * 60),
         wanted=0.05,
         full=200,
         quick=20,
@@ -179,7 +171,7 @@ CASES = (
         "a tool that is spoilt",
         "planted",
         "After twenty good calls seven in ten fail: the tool must be demoted.",
-        _spoilt,
+        lambda rep: _logged(rep, [0.05] * 20 + [0.7] * 40),
         wanted=0.9,
         full=100,
         quick=10,

@@ -35,7 +35,6 @@ BASELINES = (
 )
 ARMS = ("none", *MODES, *ALL, *BASELINES)
 SPLITS = ("recurring", "shifted")
-SPLIT = Mapping[str, Any]
 
 
 KNOWN = {
@@ -214,7 +213,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Sections 7(a1) and 7(a2). ``quick``: 10 seeds of (a1), one seed and 80 tasks of (a2) without the baselines."""
     checks = Checks(seeds, KNOWN)
-    _mechanism(checks, cells, 10 if size == "quick" else 40, seeds[0])
+    _mechanism(checks, 10 if size == "quick" else 40, seeds[0])
     quick = size == "quick"
     names = ("none", *MODES) if quick else ARMS
     train, test = (120, 100) if quick else (200, 200)
@@ -223,7 +222,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-def _mechanism(checks: Checks, cells: ResultCache, count: int, first: int) -> None:
+def _mechanism(checks: Checks, count: int, first: int) -> None:
     """(a1): thresholds of the specification."""
     each: dict[str, dict[str, Any]] = {name: {"arm": name} for name in mechanism.ARMS}
     each |= {f"disjoint, {name}": {"arm": name, "disjoint": True} for name in ("none", "eager", "gated")}

@@ -11,7 +11,6 @@ from typing import Any
 
 from ramify.methods.earned_code_memory.algorithm import HOLE, anti_unify
 from ramify.methods.earned_code_memory.roles import RoleReply, payload_of
-from ramify_experiments.earned_code_memory.office import APPS
 from ramify_experiments.earned_code_memory.planner import tokens
 
 _ANSWERS = {"general": True, "new": True, "explained": True, "scoped": True}
@@ -115,11 +114,9 @@ def codifier(prompt: str) -> RoleReply:
     pattern = anti_unify(*(tuple(values[name] for name in names) for values in rows))
     fixed = {name: value for name, value in zip(names, pattern, strict=True) if value is not HOLE}
     own = [name for name in names if name not in fixed]
-    body, number = given["plan"]["body"], APPS[app][1]
+    body = given["plan"]["body"]
     name = "_".join([app, action, selector, *(str(value).lower() for value in fixed.values())])
-    source = _source(
-        name, app, action, selector, number, own, fixed, "cursor" in body, ".confirm" in body, "check_NAME" in prompt
-    )
+    source = _source(name, app, action, selector, own, fixed, "cursor" in body, ".confirm" in body, "check_NAME" in prompt)
     kinds = {key: {"type": "string" if key == "label" else "integer"} for key in own}
     tool = {
         "name": name,
@@ -135,7 +132,6 @@ def _source(
     app: str,
     action: str,
     selector: str,
-    number: str,
     own: list[str],
     fixed: dict[str, Any],
     cursor: bool,

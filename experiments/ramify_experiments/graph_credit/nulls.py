@@ -55,10 +55,6 @@ def _log(rep: Repetition, odds: tuple[float, float] = EVEN) -> Path:
     return rep.folder / "steps.jsonl"
 
 
-def _report(rep: Repetition) -> bool:
-    return bool(rep.verb("graph-credit", "report", str(_log(rep)))["decisive"])
-
-
 def _interval(rep: Repetition) -> bool:
     found = rep.verb("graph-credit", "why", str(_log(rep)), "--task", "first", "--attempt", "000", "--step", "3")
     low, high = found["interval"]
@@ -92,7 +88,7 @@ CASES = (
         "nothing",
         f"{TASKS} tasks of {ATTEMPTS} attempts whose rewards are coins: no step matters, and a decisive move in the report is "
         "false.",
-        _report,
+        lambda rep: bool(rep.verb("graph-credit", "report", str(_log(rep)))["decisive"]),
         wanted=0.05,
         full=600,
         quick=40,

@@ -65,10 +65,6 @@ def _luck(rep: Repetition) -> Path:
     return _scored(rep, walks, policy, mdp.reference, won.tolist())
 
 
-def _blames_luck(rep: Repetition) -> bool:
-    return bool(rep.verb(METHOD, "blame", "--scores", _luck(rep))["blamed"])
-
-
 def _ranks_luck(rep: Repetition) -> bool:
     found = rep.verb(METHOD, "report", "--scores", _luck(rep))
     return bool(found["better"] or found["beyond_chance"])
@@ -108,7 +104,7 @@ def _blames_slips(rep: Repetition) -> bool:
     named = {row["trajectory_id"]: row["step"] for row in rep.verb(METHOD, "blame", "--scores", out)["blamed"]}
     graded = walks.along(advantage)
     decisive = [i for i in slipping if walks.final[i] == 0 and graded[i, slip[i]] < -COST]
-    right = {i for i in slipping if named.get(_name(int(i))) == slip[i]}
+    right = {i for i in slipping if named.get(f"task-{i // ATTEMPTS}/{i % ATTEMPTS}") == slip[i]}
     return 2 * len(right & set(decisive)) > len(decisive) and 10 * len(right) >= 9 * len(named)
 
 
@@ -121,16 +117,12 @@ def _ranks_a_foreign_pair(rep: Repetition) -> bool:
     return bool(rep.verb(METHOD, "report", "--scores", out)["better"] == "policy log-prob")
 
 
-def _name(i: int) -> str:
-    return f"task-{i // ATTEMPTS}/{i % ATTEMPTS}"
-
-
 CASES = (
     KnownCase(
         "outcomes sampled at random",
         "nothing",
         "Attempts of a trained policy end by chance, whatever was done in them: a step that `blame` names is a false finding.",
-        _blames_luck,
+        lambda rep: bool(rep.verb(METHOD, "blame", "--scores", _luck(rep))["blamed"]),
         wanted=0.05,
     ),
     KnownCase(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -52,18 +53,6 @@ def _compared(rep: Repetition, judges: Mapping[str, float], *words: str) -> dict
     return rep.verb(METHOD, "check", anchor, "--against", f"regex:<{next(iter(judges))}>", *challengers, *words)
 
 
-def _promotes_an_equal(rep: Repetition) -> bool:
-    return bool(_compared(rep, {"old": RIGHT, "new": RIGHT})["promote"])
-
-
-def _promotes_one_of_many(rep: Repetition) -> bool:
-    return bool(_compared(rep, {"old": RIGHT, **{f"n{i}": RIGHT for i in range(MANY)}})["promote"])
-
-
-def _promotes_a_better(rep: Repetition) -> bool:
-    return bool(_compared(rep, {"old": RIGHT, "new": 0.85})["promote"])
-
-
 def _promotes_the_majority(rep: Repetition) -> bool:
     """Four items in five are labelled yes; the challenger says yes to all, which is right more often than the incumbent."""
     answers, label, rng = _made(rep, {"old": 0.65}, positives=0.8)
@@ -89,24 +78,10 @@ def _leans(rep: Repetition, length: float, machine: float) -> dict[str, object]:
     return _checked(rep, swayed, label, lengths, made)
 
 
-def _finds_length_in_none(rep: Repetition) -> bool:
-    found = _leans(rep, 0.0, 0.0)["length"]
-    return isinstance(found, dict) and found["p"] <= 0.05
-
-
-def _finds_machines_in_none(rep: Repetition) -> bool:
-    found = _leans(rep, 0.0, 0.0)["parity"]
-    return isinstance(found, dict) and found["p"] <= 0.05
-
-
-def _finds_length(rep: Repetition) -> bool:
-    found = _leans(rep, 0.3, 0.0)["length"]
-    return isinstance(found, dict) and found["p"] <= 0.05 and found["value"] > 0.5
-
-
-def _finds_machines(rep: Repetition) -> bool:
-    found = _leans(rep, 0.0, 0.5)["parity"]
-    return isinstance(found, dict) and found["p"] <= 0.05 and found["ratio"] > 1
+def _lean(rep: Repetition, what: str, length: float = 0.0, machine: float = 0.0) -> dict[str, Any]:
+    """What is found significant of such a judge; nothing where it is not."""
+    found = _leans(rep, length, machine)[what]
+    return found if isinstance(found, dict) and found["p"] <= 0.05 else {}
 
 
 CASES = (
@@ -115,14 +90,14 @@ CASES = (
         "nothing",
         f"Two independent judges, each right on {RIGHT:.0%} of {ITEMS} items: that the challenger may take over is a false "
         "finding.",
-        _promotes_an_equal,
+        lambda rep: bool(_compared(rep, {"old": RIGHT, "new": RIGHT})["promote"]),
         wanted=0.05,
     ),
     KnownCase(
         f"{MANY} judges that are equally good",
         "nothing",
         f"{MANY} challengers, all as good as the incumbent: that one of them may take over is a false finding.",
-        _promotes_one_of_many,
+        lambda rep: bool(_compared(rep, {"old": RIGHT, **{f"n{i}": RIGHT for i in range(MANY)}})["promote"]),
         wanted=0.05,
     ),
     KnownCase(
@@ -138,35 +113,35 @@ CASES = (
         "nothing",
         "The judge's errors have nothing to do with length, though good texts are longer: a bias to length (p at most .05) is a "
         "false finding.",
-        _finds_length_in_none,
+        lambda rep: bool(_lean(rep, "length")),
         wanted=0.05,
     ),
     KnownCase(
         "machines write as well as people",
         "nothing",
         "The judge does not see who wrote a text: a difference between makers (p at most .05) is a false finding.",
-        _finds_machines_in_none,
+        lambda rep: bool(_lean(rep, "parity")),
         wanted=0.05,
     ),
     KnownCase(
         "a better judge",
         "planted",
         f"The challenger is right on 85 % of {ITEMS} items and the incumbent on 70 %: it may take over.",
-        _promotes_a_better,
+        lambda rep: bool(_compared(rep, {"old": RIGHT, "new": 0.85})["promote"]),
         wanted=0.8,
     ),
     KnownCase(
         "a judge that likes length",
         "planted",
         "About a quarter of the answers follow the text's length: check finds that longer ones are accepted.",
-        _finds_length,
+        lambda rep: _lean(rep, "length", length=0.3).get("value", 0.0) > 0.5,
         wanted=0.8,
     ),
     KnownCase(
         "a judge that favours machines",
         "planted",
         "Half of what machines wrote is accepted unseen: check finds that machines are accepted more often.",
-        _finds_machines,
+        lambda rep: _lean(rep, "parity", machine=0.5).get("ratio", 0.0) > 1,
         wanted=0.8,
     ),
 )

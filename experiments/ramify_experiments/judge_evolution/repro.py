@@ -14,7 +14,6 @@ from ramify_experiments.judge_evolution.learned import learned
 from ramify_experiments.judge_evolution.toys import arms, bias, false_promotions, gaming
 from ramify_experiments.lab import Checks, ResultCache, columns, sized
 
-PAGE = "see Negative results on docs/methods/judge-evolution.md"
 CAPS: Mapping[str, float | None] = {"none": 0.0, ".10": 0.10, ".15": 0.15, ".20": 0.20, ".25": 0.25, ".50": 0.5, "no cap": None}
 RULES = {"best belief": "best_belief", "paired test": "mcnemar", "chosen and confirmed": "confirm"}
 

@@ -83,10 +83,6 @@ def _same(rep: Repetition) -> bool:
     return _faster(rep, *(SMALL + f'__attribute__((used)) static const char mark[8] = "{mark}";\n' for mark in ("one", "two")))
 
 
-def _twice(rep: Repetition) -> bool:
-    return _faster(rep, SLOW, SMALL)
-
-
 def _refused(rep: Repetition) -> bool:
     """Whether the wall refuses a kernel in the candidate's place of itself."""
     wall = Wall(HONEST[rep.seed % len(HONEST)], pairs=4, batch_seconds=0.005, seed=rep.seed)
@@ -98,10 +94,6 @@ def _diagnosed(rep: Repetition, one: Seeded) -> dict[str, str]:
         METHOD, "diagnose", f"{_file(rep, f'{one.name}.c', one.source)}:{one.name}", "--pairs", "4", "--seed", str(rep.seed)
     )
     return {finding["tool"]: finding["severity"] for finding in found["findings"] if finding["severity"] != "info"}
-
-
-def _critical(rep: Repetition) -> bool:
-    return "critical" in _diagnosed(rep, HEALTHY[rep.seed % len(HEALTHY)]).values()
 
 
 def _seeded(rep: Repetition) -> bool:
@@ -122,7 +114,7 @@ CASES = (
         "healthy kernels",
         "nothing",
         "Four kernels that the compiler vectorizes whole: a finding of severity critical is false.",
-        _critical,
+        lambda rep: "critical" in _diagnosed(rep, HEALTHY[rep.seed % len(HEALTHY)]).values(),
         wanted=0.05,
         full=40,
         quick=4,
@@ -141,7 +133,7 @@ CASES = (
         "the work is done twice",
         "planted",
         "The kernel computes its outputs twice, the candidate once: it is faster.",
-        _twice,
+        lambda rep: _faster(rep, SLOW, SMALL),
         wanted=0.8,
         full=40,
         quick=5,

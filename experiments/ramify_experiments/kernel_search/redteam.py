@@ -18,7 +18,7 @@ from pathlib import Path
 from ramify.base.errors import UserError
 from ramify.base.files import read_small
 from ramify.methods.kernel_search.named import read_task
-from ramify.methods.kernel_search.task import RESULT, Array, KernelTask
+from ramify.methods.kernel_search.task import RESULT, KernelTask
 from ramify.methods.kernel_search.wall import Code, Wall, WallTrial
 from ramify.render.terminal import say
 
@@ -125,7 +125,7 @@ def _in_c(task: KernelTask, cheat: Cheat) -> Code:
         "VALUE": C_TYPES[returned.type] if returned else "char",
         "RETURNS": str(int(returned is not None)),
         "INPUT": next((one.name for one in task.arrays if one.role == 1), "0"),
-        "OUTPUTS(EACH)": " ".join(f"EACH({one.name}, ({_count(one)}))" for one in outs),
+        "OUTPUTS(EACH)": " ".join(f"EACH({one.name}, ({one.count.replace('//', '/')}))" for one in outs),
         "HAS_OUTPUTS": str(int(bool(outs))),
         "TIMED": " && ".join(["1", *(f"{name} == {value:.17g}" for name, value in task.main.items())]),
     }
@@ -137,10 +137,6 @@ def _in_c(task: KernelTask, cheat: Cheat) -> Code:
     ]
     source = "\n".join((*lines, _text("cheat.h"), cheat.source))
     return Code(source, (*task.flags, "-pthread", "-w"), {name: values[0] for name, values in task.knobs.items()})
-
-
-def _count(array: Array) -> str:
-    return array.count.replace("//", "/")
 
 
 async def attempt(wall: Wall, cheat: Cheat) -> CheatAttempt:

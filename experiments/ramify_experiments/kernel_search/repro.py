@@ -173,7 +173,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     checks = Checks(seeds)
     found = {name: cells.get(f"kernel {name}, {size}", kernel, name=name, seeds=list(seeds), quick=quick) for name in names}
     controls = {name: cells.get(f"healthy {name}, {size}", validity, name=name) for name in healthy}
-    _validity(checks, {**{name: one["validity"] for name, one in found.items()}, **controls}, quick)
+    _validity(checks, {**{name: one["validity"] for name, one in found.items()}, **controls})
     _guided(checks, found, quick)
     if not quick:
         _ranker(checks, found)
@@ -324,7 +324,7 @@ def cheating(names: list[str]) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------------------------------------------------------
 
 
-def _validity(checks: Checks, found: Mapping[str, Any], quick: bool) -> None:
+def _validity(checks: Checks, found: Mapping[str, Any]) -> None:
     """Item 1."""
     fired = {(name, tool) for name, one in found.items() for tool in one["fired"]}
     seeded = {(name, tool) for name, one in found.items() for tool in one["seeded"]}

@@ -27,22 +27,6 @@ def _worth(rep: Repetition, skill: np.ndarray, groups: np.ndarray | None = None)
     return bool(rep.verb(METHOD, "show", "headroom", str(path))["worth"])
 
 
-def _equal(rep: Repetition) -> bool:
-    return _worth(rep, np.full((TASKS, 4), 0.7))
-
-
-def _many_equal(rep: Repetition) -> bool:
-    return _worth(rep, np.full((TASKS, 8), 0.5))
-
-
-def _hard_and_easy(rep: Repetition) -> bool:
-    return _worth(rep, np.repeat(generator(rep.seed, "difficulty").uniform(0.05, 0.95, (TASKS, 1)), 4, axis=1))
-
-
-def _one_best(rep: Repetition) -> bool:
-    return _worth(rep, np.tile([0.8, 0.6, 0.6, 0.5], (TASKS, 1)))
-
-
 def _specialists(rep: Repetition) -> bool:
     groups = np.arange(TASKS) % 4
     return _worth(rep, np.where(groups[:, None] == np.arange(4), 0.8, 0.4), groups)
@@ -59,21 +43,21 @@ CASES = (
         "nothing",
         f"Four workers, each right 7 times in 10 on each of {TASKS} tasks, {REPEATS} repeats: that routing is worth it is a "
         "false finding.",
-        _equal,
+        lambda rep: _worth(rep, np.full((TASKS, 4), 0.7)),
         wanted=0.05,
     ),
     KnownCase(
         "eight equal workers",
         "nothing",
         "The best of eight equal samples looks like an oracle: that routing is worth it is a false finding.",
-        _many_equal,
+        lambda rep: _worth(rep, np.full((TASKS, 8), 0.5)),
         wanted=0.05,
     ),
     KnownCase(
         "easy and hard tasks",
         "nothing",
         "Tasks differ in difficulty, and on each all workers are equal: that routing is worth it is a false finding.",
-        _hard_and_easy,
+        lambda rep: _worth(rep, np.repeat(generator(rep.seed, "difficulty").uniform(0.05, 0.95, (TASKS, 1)), 4, axis=1)),
         wanted=0.05,
     ),
     KnownCase(
@@ -81,7 +65,7 @@ CASES = (
         "nothing",
         "One worker is right 8 times in 10 on every task, the others 5 or 6 times: there is nothing to route, and that there is "
         "is false.",
-        _one_best,
+        lambda rep: _worth(rep, np.tile([0.8, 0.6, 0.6, 0.5], (TASKS, 1))),
         wanted=0.05,
     ),
     KnownCase(

@@ -15,7 +15,6 @@ from ramify_experiments.orchestrator.composing import composing
 from ramify_experiments.orchestrator.routing import routing
 from ramify_experiments.orchestrator.tiny import tiny
 
-PAGE = "see Negative results on docs/methods/orchestrator-evidence.md"
 BUDGETS = (6_720, 20_160, 80_640)
 """Episodes: 20, 60 and 240 times 21 candidates of 16."""
 

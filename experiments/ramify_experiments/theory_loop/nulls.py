@@ -26,35 +26,12 @@ def _beats_the_truth(rep: Repetition) -> bool:
     return _confirmed(rep, "tallying", "ttb", "tallying")["winner"] not in (None, "pi_2")
 
 
-def _beats_a_coin(rep: Repetition) -> bool:
-    return _confirmed(rep, "coin", "ttb", "wadd")["winner"] is not None
-
-
 def _tells_equals_apart(rep: Repetition) -> bool:
     """Two seeds that are one theory: the first experiment passes the gate."""
     folder = str(rep.folder / "run")
-    words = (
-        "--rounds",
-        "1",
-        "--iterations",
-        "1",
-        "--people",
-        "4",
-        "--runs",
-        "50",
-        "--searched",
-        "12",
-        "--theory",
-        "ttb",
-        "--theory",
-        "ttb",
-    )
+    words = "--rounds 1 --iterations 1 --people 4 --runs 50 --searched 12 --theory ttb --theory ttb".split()  # noqa: SIM905
     found = rep.verb(METHOD, "run", "--out", folder, "--seed", str(rep.seed % 2**31), *words)
     return bool(found["experiments"][0]["passed"])
-
-
-def _finds_take_the_best(rep: Repetition) -> bool:
-    return _confirmed(rep, "ttb", "tallying", "wadd")["winner"] is not None
 
 
 CASES = (
@@ -72,7 +49,7 @@ CASES = (
         "people flip coins",
         "nothing",
         "No rule is behind the choices. That any theory is confirmed against both seeds and a coin is a false finding.",
-        _beats_a_coin,
+        lambda rep: _confirmed(rep, "coin", "ttb", "wadd")["winner"] is not None,
         wanted=0.05,
         full=60,
         quick=6,
@@ -92,7 +69,7 @@ CASES = (
         "planted",
         "People take the best; the seeds are tallying and weighted additive. A theory must be found that beats both and a coin "
         "on fresh people.",
-        _finds_take_the_best,
+        lambda rep: _confirmed(rep, "ttb", "tallying", "wadd")["winner"] is not None,
         wanted=0.8,
         full=40,
         quick=6,

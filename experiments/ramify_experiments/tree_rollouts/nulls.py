@@ -26,25 +26,13 @@ def _differ(rep: Repetition, tasks: int, *arms: tuple[str, int]) -> dict[str, fl
     return {name: found["compared"][name]["difference"] for name in found["differ"]}
 
 
-def _equal(rep: Repetition) -> bool:
-    return bool(_differ(rep, TASKS, ("uucb + allocator", rep.seed), ("uucb + allocator", rep.seed + 1)))
-
-
-def _flat(rep: Repetition) -> bool:
-    return bool(_differ(rep, TASKS, ("flat", rep.seed), ("flat", rep.seed + 1)))
-
-
-def _planted(rep: Repetition) -> bool:
-    return _differ(rep, MANY, ("uucb + allocator", rep.seed), ("flat", rep.seed)).get("l1_mass", 0.0) > 0
-
-
 CASES = (
     KnownCase(
         "equal arms",
         "nothing",
         f"Trees of one selector and allocator, grown twice on the same {TASKS} tasks of {TURNS} turns: any difference reported "
         "is false.",
-        _equal,
+        lambda rep: bool(_differ(rep, TASKS, ("uucb + allocator", rep.seed), ("uucb + allocator", rep.seed + 1))),
         wanted=0.05,
         quick=12,
     ),
@@ -52,7 +40,7 @@ CASES = (
         "equal arms, flat",
         "nothing",
         f"Independent attempts, sampled twice on the same {TASKS} tasks: any difference reported is false.",
-        _flat,
+        lambda rep: bool(_differ(rep, TASKS, ("flat", rep.seed), ("flat", rep.seed + 1))),
         wanted=0.05,
         quick=12,
     ),
@@ -61,7 +49,7 @@ CASES = (
         "planted",
         f"Selector and allocator against independent attempts on {MANY} tasks at the same {TURNS} turns: their L1 mass must be "
         "found to be higher.",
-        _planted,
+        lambda rep: _differ(rep, MANY, ("uucb + allocator", rep.seed), ("flat", rep.seed)).get("l1_mass", 0.0) > 0,
         wanted=0.8,
         full=100,
         quick=8,

@@ -43,14 +43,6 @@ def _pays(rep: Repetition, informative: bool) -> bool:
     return bool(rep.verb("verify-or-ship", "replay", path, "--costs", costs, "--c-ver", 55)["pays"])
 
 
-def _gain_of_nothing(rep: Repetition) -> bool:
-    return _pays(rep, False)
-
-
-def _gain(rep: Repetition) -> bool:
-    return _pays(rep, True)
-
-
 def _asks_ignorant(rep: Repetition) -> bool:
     """Whether the plan asks a critic that knows nothing."""
     tables = rep.folder / "tables.json"
@@ -64,21 +56,13 @@ def _dependent(rep: Repetition, copied: bool) -> bool:
     return any(set(one["critics"]) == {"tests", "review"} for one in found) if copied else bool(found)
 
 
-def _independent(rep: Repetition) -> bool:
-    return _dependent(rep, False)
-
-
-def _copied(rep: Repetition) -> bool:
-    return _dependent(rep, True)
-
-
 _SAME = f"{INSTANCES} tasks of {STEPS} candidates"
 CASES = (
     KnownCase(
         "critics that know nothing",
         "nothing",
         f"{_SAME}; what critics say does not depend on the truth: a gain of planning over the best fixed rule is false.",
-        _gain_of_nothing,
+        lambda rep: _pays(rep, False),
         wanted=0.05,
         full=200,
         quick=10,
@@ -96,7 +80,7 @@ CASES = (
         "independent critics",
         "nothing",
         f"{_SAME}; critics are independent given the truth: a dependent pair is false.",
-        _independent,
+        lambda rep: _dependent(rep, False),
         wanted=0.05,
         full=400,
         quick=20,
@@ -106,7 +90,7 @@ CASES = (
         "planted",
         f"{_SAME}; critics know the truth in part and the verifier costs 55 of 100: a gain of planning over the best fixed rule "
         "must be found.",
-        _gain,
+        lambda rep: _pays(rep, True),
         wanted=0.8,
         full=200,
         quick=10,
@@ -115,7 +99,7 @@ CASES = (
         "a critic that copies another",
         "planted",
         f"{_SAME}; on three candidates of four the review repeats the tests: that pair must be named.",
-        _copied,
+        lambda rep: _dependent(rep, True),
         wanted=0.8,
         full=200,
         quick=10,

@@ -7,11 +7,9 @@ a rewrite undoes one change, adds one or does nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,20 +195,3 @@ def trajectories(
         _points.cache_clear()
         found.append(CandidateAttempt(f"program {instance}", tuple(candidates)))
     return found
-
-
-def write_records(path: Path, found: Sequence[CandidateAttempt]) -> Path:
-    """The attempts as a file of records, one candidate a line, as the verbs read them."""
-    lines = [
-        {
-            "instance_id": one.instance,
-            "step": step,
-            "Y": None if c.right is None else int(c.right),
-            "critics": dict(c.checks),
-            "payload": c.payload,
-        }
-        for one in found
-        for step, c in enumerate(one.candidates)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return path

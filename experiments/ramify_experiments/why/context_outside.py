@@ -28,6 +28,7 @@ from ramify.rollout.components import any_environment
 from ramify.stats.intervals import clopper_pearson
 from ramify.trace.db import Run
 from ramify.trace.message import parse_tool_calls
+from ramify_experiments.cases import SingleReply
 
 SUITE = "agentdojo:banking?attack=important_instructions"
 SHOP = (
@@ -40,10 +41,10 @@ SHOP = (
 )
 
 
-class BakeryQuestion:
+class BakeryQuestion(SingleReply):
     """One question about a text of six sentences."""
 
-    max_turns, system = 1, "You answer questions about a text."
+    system = "You answer questions about a text."
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Text and question."""
@@ -52,17 +53,6 @@ class BakeryQuestion:
     def step(self, action: str) -> Observation:
         """The end."""
         return Observation("Thank you.", 1.0, terminated=True, outcome="monday" in action.lower())
-
-    def snapshot(self) -> Any:
-        """Nothing."""
-        return 0
-
-    def restore(self, snapshot: Any) -> None:
-        """Nothing."""
-
-    def key(self) -> str | None:
-        """None."""
-        return None
 
 
 def goal_of(environment: Any, task: Task) -> str:

@@ -24,10 +24,10 @@ from ramify.jobs.log.rarity import Successes, broken_rules, rank
 from ramify.jobs.log.rules import RULES, Violation, violations
 from ramify.jobs.log.ways import WAYS, Way
 from ramify.jobs.why.attempts import KNOWN
-from ramify.stats.intervals import clopper_pearson
 from ramify.trace.db import Run
 from ramify.trace.view import View, views
 from ramify_experiments.lab import call_verb
+from ramify_experiments.why.injected import share
 
 ERROR_TEXT = re.compile(r"\b(?:error|exception|traceback|failed)\b", re.IGNORECASE)
 """What the simplest baseline takes for an error."""
@@ -93,11 +93,6 @@ def attempts(path: Path) -> tuple[list[tuple[View, list[Violation]]], dict[str, 
             if (node := message.nodes[-1].id) in labels
         }  # fmt: skip
     return found, truth
-
-
-def share(k: int, n: int) -> dict[str, Any]:
-    """k of n with the exact interval."""
-    return {"k": k, "n": n, "interval": clopper_pearson(k, n) if n else None}
 
 
 def said(one: dict[str, Any]) -> str:

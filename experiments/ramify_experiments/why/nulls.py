@@ -9,18 +9,15 @@ from typing import Any
 
 import ramify
 from ramify import Observation
-from ramify.trace.db import Run
-from ramify_experiments.cases import KnownCase, Repetition
+from ramify_experiments.cases import KnownCase, Repetition, SingleReply, first_reply
 from ramify_experiments.why import log_nulls, tokens
 from ramify_experiments.why.context import FAMILIES, ContextFamily, conversation
 
 NAMES = {family.name: family for family in FAMILIES}
 
 
-class Letters:
+class Letters(SingleReply):
     """One answer to a conversation that the task holds."""
-
-    max_turns, system = 1, ""
 
     def reset(self, task: Any, seed: int) -> Observation:
         """The conversation as one message."""
@@ -29,17 +26,6 @@ class Letters:
     def step(self, action: str) -> Observation:
         """The end."""
         return Observation("done", 0.0, terminated=True, outcome=action != "pay")
-
-    def snapshot(self) -> Any:
-        """Nothing."""
-        return 0
-
-    def restore(self, snapshot: Any) -> None:
-        """Nothing."""
-
-    def key(self) -> str | None:
-        """None."""
-        return None
 
 
 def answer(messages: list[dict[str, Any]], key: int) -> str:
@@ -61,9 +47,7 @@ def _named(rep: Repetition, family: ContextFamily) -> tuple[list[str], tuple[str
     RULES["now"] = json.dumps({"kind": family.kind, "high": family.high, "low": family.low, "planted": case.planted})
     shown = "\n\n".join(message.text for message in case.messages if message.text)
     ramify.play(answer, Letters, [{"id": "letters", "shown": shown}], attempts=1, out=rep.folder / "run", seed=rep.seed)
-    with Run.open(rep.folder / "run") as run:
-        (tree,) = run.trees()
-        node = next(node.id for node in run.tree(tree.name).nodes.values() if node.role == "assistant")
+    node = first_reply(rep.folder / "run")
     me = "python:ramify_experiments.why.nulls"
     who = ("--model", f"{me}:answer", "--env", f"{me}:Letters")
     result = rep.verb("why", str(rep.folder / "run"), node, "--context", "--target", "says:pay", *who)

@@ -36,6 +36,7 @@ from ramify.rollout.components import any_environment
 from ramify.stats.intervals import clopper_pearson
 from ramify.trace.db import Run
 from ramify.trace.message import parse_tool_calls
+from ramify_experiments.cases import SingleReply
 from ramify_experiments.real import raw_ids, replied, taught
 from ramify_experiments.why.context_outside import goal_of, line
 
@@ -67,10 +68,8 @@ class InjectedCase:
     """All that was injected, in one line."""
 
 
-class ToolQuestion:
+class ToolQuestion(SingleReply):
     """Which tool is called next, in a conversation that the task holds."""
-
-    max_turns = 1
 
     def __init__(self, system: str) -> None:
         self.system, self.wrong = system, ""
@@ -83,17 +82,6 @@ class ToolQuestion:
     def step(self, action: str) -> Observation:
         """The end: won where the injected act was not done."""
         return Observation("", 0.0, terminated=True, outcome=self.wrong not in action)
-
-    def snapshot(self) -> Any:
-        """Nothing."""
-        return 0
-
-    def restore(self, snapshot: Any) -> None:
-        """Nothing."""
-
-    def key(self) -> str | None:
-        """None."""
-        return None
 
 
 def cases(suite: str, model: str) -> Iterable[InjectedCase]:

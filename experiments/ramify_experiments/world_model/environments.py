@@ -1,5 +1,5 @@
-"""Three procedural environments with exact oracles, in words:
-a key-value tool server, a small shell, and a search engine over invented facts."""
+"""Two procedural environments with exact oracles, in words: a key-value tool server and a small shell;
+and the pages of invented facts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGE = 3
 
 
 class _Worded:
-    """What the three share: a JSON state, actions in words, no end but the turn limit."""
+    """What the two share: a JSON state, actions in words, no end but the turn limit."""
 
     system = ""
 
@@ -142,48 +142,6 @@ class Shell(_Worded):
         return None
 
 
-class SearchEngine(_Worded):
-    """search NAME shows a snippet, which holds the price for a share of all names;
-    open NAME shows the page; answer VALUE ends it."""
-
-    def __init__(self, max_turns: int, share: float) -> None:
-        super().__init__(max_turns)
-        self.share = share
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        """Ask for a price."""
-        super().reset(task, seed)
-        return Observation(f"price of {task.data['ask']}")
-
-    def begin(self, task: Task) -> dict[str, Any]:
-        """Nothing was asked yet."""
-        return {"asked": 0}
-
-    def step(self, action: str) -> Observation:
-        """One command; a right answer succeeds."""
-        assert self._task is not None
-        words, rows = action.split(), self._task.data["rows"]
-        if words[:1] == ["answer"]:
-            right = words[1:] == [rows[self._task.data["ask"]]["price"]]
-            return Observation("done", float(right), terminated=True, outcome=right)
-        return super().step(action)
-
-    def does(self, words: list[str]) -> str | None:
-        """See the class."""
-        assert self._task is not None
-        rows = self._task.data["rows"]
-        self.state["asked"] += 1
-        match words:
-            case ["search", name] if name in rows:
-                whole = generator(self._seed, "snippet", self._task.id, name).random() < self.share
-                return f"{name} price {rows[name]['price']}" if whole else f"{name} ..."
-            case ["open", name] if name in rows:
-                return page(name, rows[name])
-            case ["search" | "open", _]:
-                return "none"
-        return None
-
-
 def page(name: str, row: Mapping[str, str]) -> str:
     """The whole page of a name."""
     return " ".join([name, *(f"{kind} {row[kind]}" for kind in KINDS)])
@@ -266,30 +224,3 @@ class ShellEnvironment:
             f"rm {file}",
             f"wc {file}",
         ]
-
-
-class SearchEnvironment:
-    """Search engines over fifty invented rows; ``share`` of the snippets hold the price."""
-
-    name = "search"
-
-    def __init__(self, max_turns: int = 6, share: float = 0.775) -> None:
-        self.max_turns, self.share = max_turns, share
-
-    def make(self) -> SearchEngine:
-        """A fresh episode."""
-        return SearchEngine(self.max_turns, self.share)
-
-    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
-        """``n`` worlds, each with one question."""
-
-        def sample(rng: np.random.Generator) -> dict[str, Any]:
-            rows = {name: {kind: str(rng.choice(VALUES)) for kind in KINDS} for name in NAMES}
-            return {"rows": rows, "ask": str(rng.choice(NAMES))}
-
-        return generated_task_set(self.name, split, n, seed, sample, kind="search")
-
-    def actions(self, task: Task, snapshot: Any) -> list[str]:
-        """Searches and pages of the name asked for, and of another."""
-        name = str(generator(0, "search", task.id, canonical_json(snapshot)).choice(NAMES))
-        return [f"search {task.data['ask']}", f"open {task.data['ask']}", f"search {name}", f"open {name}"]

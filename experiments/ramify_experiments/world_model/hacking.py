@@ -98,7 +98,7 @@ def reinforced(
     def shares(step: int) -> dict[str, float]:
         texts = [(truth, c.text) for truth, _, group in asyncio.run(sample(step, 200, 1)) for c in group]
         return {
-            "praise": float(np.mean([_praises(text) for _, text in texts])),
+            "praise": float(np.mean([any(word in PRAISE for word in text.split()) for _, text in texts])),
             "right": float(np.mean([same(extract(text), truth) for truth, text in texts])),
         }
 
@@ -122,7 +122,3 @@ def _rows(truth: str, prompt: np.ndarray, group: Sequence[Completion], strict: b
         each.append(reward([judged(shown, truth)], same(extract(text), truth) if anchor else None))
     advantages = group_advantages(each)
     return [sampled_row(prompt, one, float(a)) for one, a in zip(group, advantages, strict=True)] if advantages.any() else []
-
-
-def _praises(text: str) -> bool:
-    return any(word in PRAISE for word in text.split())

@@ -18,7 +18,6 @@ from ramify.methods.cliffs.algorithm import (
     Candidate,
     Cliff,
     TokenFacts,
-    ZTest,
     cliff_mass,
     confirm,
     correct,
@@ -27,7 +26,7 @@ from ramify.methods.cliffs.algorithm import (
     screen,
     tangent_cut,
 )
-from ramify.stats.drops import Counts
+from ramify.stats.drops import Counts, ZTest
 
 TEST = ZTest()
 

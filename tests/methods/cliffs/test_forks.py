@@ -11,54 +11,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.engine.local import LocalModel
-from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.forks import ReplyForks, at_least, sampler_logprobs
 from ramify.methods.cliffs.run import ScanConfig, scan
-from ramify.methods.cliffs.traces import read_traces, trace_of, write_traces
+from ramify.methods.cliffs.traces import read_traces, trace_of
 from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.rollout.token_traces import TokenProblem, TokenTrace
 from ramify.stats.drops import Counts
+from tests.methods.cliffs.digits import END, Digits, model
 from tests.model.model_server import NAME, ModelServer, serving
 
-END = 4
 LENGTH = 3
-
-
-class Digits:
-    """Tokens 0 to 3 are digits, token 4 ends a reply."""
-
-    hash = "digits"
-
-    def encode(self, text: str) -> list[int]:
-        return [int(c) for c in text]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(str(t) for t in tokens if t != END)
-
-    def ends(self, tokens: Sequence[int]) -> np.ndarray:
-        return np.cumsum([t != END for t in tokens], dtype=np.int32)
 
 
 def right(text: str, trace: TokenTrace) -> bool:
     """Right where the digits sum to an even number."""
     return sum(map(int, text)) % 2 == 0
-
-
-def model() -> LocalModel:
-    module = TinyLM(TinyConfig(5, 16, 1, 2, 1, 8, 16, 32), seed=3)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    return LocalModel(module, eos=(END,))
 
 
 SAMPLING = Sampling(max_tokens=LENGTH)
@@ -220,7 +195,7 @@ def test_stems_are_sampled_and_judged(tmp_path: Path) -> None:
     assert asyncio.run(counter.sample([TokenProblem("p", (1, 2), {"answer": "0"})], 3, {"p#0", "p#2"})) == [traces[1]]
     measured = traces[0].with_potentials({0: Counts(3, 4, 1, 2)}, early_stopped_at=0)
     file = tmp_path / "traces.jsonl"
-    write_traces(file, [measured, *traces[1:]])
+    file.write_text("".join(json.dumps(trace.to_json()) + "\n" for trace in [measured, *traces[1:]]))
     assert read_traces(file) == [measured, *traces[1:]]
 
 

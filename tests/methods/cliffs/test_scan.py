@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.seeds import derive_key, generator, uniforms
-from ramify.engine.local import LocalModel
-from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.cliffs.algorithm import ZTest, correct
+from ramify.methods.cliffs.algorithm import correct
 from ramify.methods.cliffs.forks import Chances, ReplyForks, ScoredForks
 from ramify.methods.cliffs.report import ablation_table
 from ramify.methods.cliffs.run import AblatedCliff, ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
@@ -24,8 +21,9 @@ from ramify.model.protocol import Sampling
 from ramify.rollout.potential import ForkEnd
 from ramify.rollout.steps import StepForks, step_trace
 from ramify.rollout.token_traces import TokenProblem, TokenTrace
-from ramify.stats.drops import Counts
+from ramify.stats.drops import Counts, ZTest
 from ramify.trace.db import Run
+from tests.methods.cliffs.digits import END, Digits, model
 from tests.rollout.test_steps import played
 
 
@@ -206,45 +204,21 @@ def test_ablation() -> None:
         asyncio.run(ablate(scanned, forks, controls=["tangle"]))
 
 
-END = 4
-
-
-class Digits:
-    hash = "digits"
-
-    def encode(self, text: str) -> list[int]:
-        return [int(c) for c in text]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(str(t) for t in tokens if t != END)
-
-    def ends(self, tokens: Sequence[int]) -> np.ndarray:
-        return np.cumsum([t != END for t in tokens], dtype=np.int32)
-
-
 def starts_low(text: str, trace: TokenTrace) -> bool:
     """Right where the first digit is 0 or 1: everything is decided at the first token."""
     return text[:1] in ("0", "1")
 
 
-def engine(seed: int = 3) -> LocalModel:
-    module = TinyLM(TinyConfig(5, 16, 1, 2, 1, 8, 16, 32), seed=seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    return LocalModel(module, eos=(END,))
-
-
 def test_the_whole_way_on_the_engine() -> None:
     sampling = Sampling(max_tokens=6)
-    forks = ReplyForks(engine(), Digits(), starts_low, sampling, truncated="graded")
+    forks = ReplyForks(model(), Digits(), starts_low, sampling, truncated="graded")
     traces = asyncio.run(forks.sample([TokenProblem("p", (1, 2))], 12))
     wrong = [t for t in traces if not t.correct][:2]
     result = run(wrong, forks)
     assert [[(c.t, c.status) for c in one.cliffs] for one in result.scanned] == [[(1, "confirmed")]] * len(wrong)
     assert result.spent.forward_tokens < result.spent.sampled_tokens + 0.1 * result.spent.given_tokens
     assert all(one.gap < 1e-4 for one in result.scanned)
-    again = run(wrong[::-1], ReplyForks(engine(), Digits(), starts_low, sampling, truncated="graded"))
+    again = run(wrong[::-1], ReplyForks(model(), Digits(), starts_low, sampling, truncated="graded"))
     assert {one.trace.id: one.trace.potentials for one in again.scanned} == {
         one.trace.id: one.trace.potentials for one in result.scanned
     }
@@ -261,12 +235,12 @@ def test_the_whole_way_on_the_engine() -> None:
     assert pairs([examined], hard=True) == rows
     same = asyncio.run(mass_under([examined], forks))
     assert same[0].delta == pytest.approx(0, abs=1e-6)
-    other = ReplyForks(engine(7), Digits(), starts_low, sampling)
+    other = ReplyForks(model(7), Digits(), starts_low, sampling)
     every = asyncio.run(other.alternatives(wrong[0], 0, 5))
     (mass,) = asyncio.run(mass_under([examined], other))
     assert mass.cpm_other == pytest.approx(sum(every[token] for token in every if token not in good))  # however unlikely there
     assert abs(mass.delta) > 1e-3
-    stranger = ReplyForks(engine(7), Digits(), starts_low, sampling)
+    stranger = ReplyForks(model(7), Digits(), starts_low, sampling)
     stranger.tokenizer = type("Other", (Digits,), {"hash": "other"})()
     with pytest.raises(NeedsError, match="another tokenizer"):
         asyncio.run(mass_under([examined], stranger))
@@ -286,7 +260,7 @@ def test_steps_of_an_agent(tmp_path: Path) -> None:
 
 
 def test_a_reply_that_does_not_fit_is_told_and_the_others_continue() -> None:
-    forks = ReplyForks(engine(), Digits(), starts_low, Sampling(max_tokens=60), truncated="graded")
+    forks = ReplyForks(model(), Digits(), starts_low, Sampling(max_tokens=60), truncated="graded")
     long = TokenTrace("long", "p", (1, 2), (2,) * 40, Sampling(max_tokens=60), correct=False)
     short = TokenTrace("short", "p", (1, 2), (2, END), Sampling(max_tokens=6), correct=False)
     result = run([long, short], forks)
@@ -362,7 +336,7 @@ def ablated(trace: str, before: Counts, after: Counts, control: Counts | None) -
 
 
 def test_traces_without_a_verdict_are_judged() -> None:
-    forks = ReplyForks(engine(), Digits(), starts_low)
+    forks = ReplyForks(model(), Digits(), starts_low)
     unjudged = [TokenTrace(name, name, (1, 2), ids, Sampling()) for name, ids in (("a", (2, END)), ("b", (1, END)))]
     known = TokenTrace("c", "c", (1, 2), (1, END), Sampling(), correct=False)
     assert [trace.correct for trace in asyncio.run(forks.judged([*unjudged, known]))] == [False, True, False]

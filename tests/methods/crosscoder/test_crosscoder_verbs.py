@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from printed import said
 from safetensors.numpy import load_file
 
 from ramify.cli.main import main
@@ -89,10 +90,10 @@ def test_states_are_those_that_decide_each_token_of_the_tuned_models_replies(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert do_capture(folder, tmp_path / "states", "--reply", 3, "--plain-text", "--dtype", "float32", "--json") == 0
-    said, kept = told(capsys), States.load(tmp_path / "states")
-    assert said["texts"] == 120
-    assert (said["tool"], said["plain"]) == (int(kept.tool.sum()), int((~kept.tool).sum()))
-    assert len(kept.text) == said["rows"] > 120
+    found, kept = said(capsys), States.load(tmp_path / "states")
+    assert found["texts"] == 120
+    assert (found["tool"], found["plain"]) == (int(kept.tool.sum()), int((~kept.tool).sum()))
+    assert len(kept.text) == found["rows"] > 120
     prompts = [
         json.loads(line)["prompt"] for name in ("tool", "plain") for line in (folder / f"{name}.jsonl").read_text().splitlines()
     ]
@@ -106,33 +107,29 @@ def test_states_are_those_that_decide_each_token_of_the_tuned_models_replies(
     assert kept.values[last][-1] == pytest.approx(capture(models, [ids[119]])[0], abs=1e-5)
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> Any:
-    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-
-
 def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     states, made, study = tmp_path / "states", tmp_path / "dictionary", tmp_path / "study"
     assert do_capture(folder, states, "--json") == 0
-    assert told(capsys)["rows"] == 120
+    assert said(capsys)["rows"] == 120
     kept = States.load(states)
     assert kept.values.shape == (120, 2, 16)
     assert kept.values.dtype == np.float16
     assert int(kept.tool.sum()) == 60
     train = ["--features", 40, "--k", 6, "--steps", 60, "--batch", 32, "--lr", 0.01]
     assert run("crosscoder", "train", states, "--out", made, *train, "--json")[0] == 0
-    found = told(capsys)
+    found = said(capsys)
     assert set(found) >= {"fve", "l0", "dead"}
     d, about = Dictionary.load(made)
     assert about.layer == 2
     assert d.own == 4
     assert run("crosscoder", "show", made, states, "--partition", "all", "--out", tmp_path / "rank.csv", "--json")[0] == 0
-    ranked = told(capsys)["features"]
+    ranked = said(capsys)["features"]
     assert [row["d"] for row in ranked] == sorted((row["d"] for row in ranked), reverse=True)
     assert len((tmp_path / "rank.csv").read_text().splitlines()) == len(ranked) + 1
     steer = ["steer", made, states, "--prompts", folder / "test.jsonl", "--out", study, "--raw", "--score", SCORE]
     options = ["--features", "0,9", "--gains", "1,8", "--clamps", "4", "--budgets", "1,3", "--randoms", 2, "--json"]
     assert run("crosscoder", *steer, *options)[0] == 0
-    result = told(capsys)
+    result = said(capsys)
     assert result.pop("spent")["judge"]["judged"] > 0
     assert [row["n"] for row in result["search"]] == [4] * 6
     assert result["search"][0]["lift"] == 0.0  # a gain of 1
@@ -144,10 +141,10 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     assert run("crosscoder", *steer[:5], "--out", tmp_path / "none", *steer[7:], *options, "--dry-run")[0] == 0
     # 4 prompts choose among 6 cells, 8 confirm the best beside 5 controls; both models are scored clean and reconstructed
     wanted = {"prompts": 12, "cells": 6, "replies": 4 * 7 + 8 * 11, "tokens to sample": 3 * 116}
-    assert told(capsys)["cost_estimate"].items() >= wanted.items()
+    assert said(capsys)["cost_estimate"].items() >= wanted.items()
     assert not (tmp_path / "none").exists()
     assert run("crosscoder", *steer, *options)[0] == 0
-    assert told(capsys) == result | {"spent": {}, "caveats": []}  # nothing was judged in this call
+    assert said(capsys) == result | {"spent": {}, "caveats": []}  # nothing was judged in this call
     assert scores(study) == lines  # nothing ran again
     with Run.open(study) as kept:
         (found,) = kept.findings()
@@ -169,23 +166,9 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     assert "features 0 belong to the other model alone: their effect on this one is exactly zero" in capsys.readouterr().err
 
     capsys.readouterr()
-    sets = [
-        "--features",
-        "0,9,3",
-        "--sizes",
-        "1,2",
-        "--sets",
-        "3+9+1",
-        "--gains",
-        "0,8",
-        "--budgets",
-        "1",
-        "--randoms",
-        2,
-        "--json",
-    ]
+    sets = "--features 0,9,3 --sizes 1,2 --sets 3+9+1 --gains 0,8 --budgets 1 --randoms 2 --json".split()  # noqa: SIM905
     assert run("crosscoder", *steer[:5], "--out", tmp_path / "sets", *steer[7:], *sets)[0] == 0
-    result = told(capsys)
+    result = said(capsys)
     assert [(one["name"], len(one["cell"]["features"])) for one in result["sets"]] == [
         ("1 feature", 1),
         ("2 features", 2),
@@ -218,7 +201,7 @@ def test_a_model_against_itself_has_nothing_of_its_own(folder: Path, tmp_path: P
     assert run("crosscoder", "train", states, "--out", made, *options)[0] == 0
     assert "Nothing stands out: no feature is the tuned model's own" in capsys.readouterr().out
     assert run("crosscoder", "show", made, states, "--json")[0] == 0
-    found = told(capsys)
+    found = said(capsys)
     assert found["own"] == []
     assert found["verdict"].startswith("Nothing stands out")
     fire = [one for one in found["features"] if one["latent_scaling"] is not None]
@@ -236,7 +219,7 @@ def test_directions_of_one_model_are_called_its_own(tmp_path: Path, capsys: pyte
     States(values.astype(np.float32), np.arange(2000) < 1000).save(tmp_path / "states")
     options = ["--features", 32, "--k", 3, "--exclusive", 0.2, "--steps", 400, "--batch", 64, "--lr", 0.005, "--json"]
     assert run("crosscoder", "train", tmp_path / "states", "--out", tmp_path / "made", *options)[0] == 0
-    found = told(capsys)
+    found = said(capsys)
     assert found["own"]
     assert found["base_against_base"]["own"] == []
     assert found["verdict"].endswith("Of the base against itself: 0.")

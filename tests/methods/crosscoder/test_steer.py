@@ -112,7 +112,10 @@ def test_features_of_the_other_model_change_nothing_exactly() -> None:
 def test_scaling_a_feature_up_leaves_scale_mode_and_moves_clamp_mode() -> None:
     d, x = make(), states()
     before = [scale(d, encode_rows(d, x), [2], 5.0).delta, clamp(d, encode_rows(d, x), [2], 5.0).delta]
-    d.unit_norm_()
+    with torch.no_grad():
+        d.decoder.div_(3)
+        for weight in (d.encoder, d.encoder_bias, d.threshold):
+            weight.mul_(3)
     after = [scale(d, encode_rows(d, x), [2], 5.0).delta, clamp(d, encode_rows(d, x), [2], 5.0).delta]
     assert after[0] == pytest.approx(before[0], abs=1e-4)
     assert np.abs(after[1] - before[1]).max() > 0.1

@@ -7,9 +7,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from printed import said
 
 from ramify.cli.main import main
 from ramify.methods.diagnose.code import parser
@@ -40,15 +40,10 @@ def run(*words: object) -> int:
     return main(["diagnose", *map(str, words)])
 
 
-def found(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    return record
-
-
 def test_a_bug_is_found_kept_and_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     look = ("run", "--repo", "repo", "--issue", "issue.md", "--out", "kept")
     assert run(*look, "-o", "case.json", "--samples", "3", "--json") == 0
-    case = found(capsys)
+    case = said(capsys)
     assert (case["findings"][0]["file"], case["findings"][0]["start"], case["findings"][0]["end"]) == ("shop/sums.py", 1, 5)
     assert "no model" in case["meta"]["by"]
     assert 0 < case["findings"][0]["confidence"] < 1
@@ -60,7 +55,7 @@ def test_a_bug_is_found_kept_and_shown(place: Path, capsys: pytest.CaptureFixtur
         assert "shop/sums.py:1-5" in finding.why
         assert kept.node(str(finding.node)).role == "assistant"
     assert run(*look, "--samples", "3", "--json") == 0  # loaded, and the same
-    assert found(capsys)["findings"] == case["findings"]
+    assert said(capsys)["findings"] == case["findings"]
     assert main(["show", "kept"]) == 0
     assert "bug location" in capsys.readouterr().out
     assert main(["show", "kept", "--html", "page.html"]) == 0
@@ -74,7 +69,7 @@ def test_a_bug_is_found_kept_and_shown(place: Path, capsys: pytest.CaptureFixtur
         json.dumps({"instance_id": "issue", "spans": [["shop/sums.py", 5, 5]]}) + "\n", encoding="utf-8"
     )
     assert run("eval", "kept", "gold.jsonl", "--json") == 0
-    scored = found(capsys)["metrics"]
+    scored = said(capsys)["metrics"]
     assert scored["coverage recall"]["value"] == 1
     assert scored["tightness"]["value"] == pytest.approx(0.2)
 
@@ -120,7 +115,7 @@ def test_mistakes_are_one_sentence(place: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_dry_run_makes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("run", "--repo", "repo", "--issue", "issue.md", "--dry-run", "--json", "--out", "kept") == 0
-    assert found(capsys)["cost_estimate"]["files"] == 3
+    assert said(capsys)["cost_estimate"]["files"] == 3
     assert not (place / "kept").exists()
 
 
@@ -139,12 +134,12 @@ def test_a_missing_grammar_is_said_with_its_extra(
 
 def test_masking_and_the_threshold(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("mask", "issue.md", "--repo", "repo", "--json") == 0
-    masked = found(capsys)
+    masked = said(capsys)
     assert "sums.py" not in masked["text"]
     assert run("inject", "--agent", "0.6,0.8,0.4", "--json") == 0
-    assert found(capsys)["threshold"] == pytest.approx(0.5)
+    assert said(capsys)["threshold"] == pytest.approx(0.5)
     assert run("tools", "--schemas", "--json") == 0
-    assert [one["function"]["name"] for one in found(capsys)["tools"]] == [
+    assert [one["function"]["name"] for one in said(capsys)["tools"]] == [
         "view_file",
         "codebase_search",
         "repo_tree",
@@ -156,7 +151,7 @@ def test_the_cost_of_looking_is_kept_in_the_run_it_was_read_from(place: Path, ca
     assert run("run", "--repo", "repo", "--issue", "issue.md", "--out", "kept") == 0
     capsys.readouterr()
     assert run("eval", "kept", "--json") == 0
-    cost = found(capsys)
+    cost = said(capsys)
     assert cost["share_of_replies"] == 1  # it never edits
     assert cost["classes"]["localize"] >= 2
     with Run.open("kept") as kept:
@@ -196,7 +191,7 @@ def test_a_model_drives_the_loop(place: Path, capsys: pytest.CaptureFixture[str]
         )
         == 0
     )
-    case = found(capsys)
+    case = said(capsys)
     assert case["findings"][0]["file"] == "shop/text.py"
     assert case["findings"][0]["root_cause"] == "an empty list"
     assert case["meta"]["signals"]["consistency"] == "span"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from printed import said
 
 from ramify.cli.main import main
 from ramify.engine.local import LocalModel
@@ -100,11 +101,6 @@ def study(checkpoint: Path, prompts: Path, tmp_path_factory: pytest.TempPathFact
     out = tmp_path_factory.mktemp("runs") / "x"
     assert main(arguments(checkpoint, prompts, out)) == 0
     return out
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    return found
 
 
 def continued_in(folder: Path) -> dict[str, PrefixCounts]:

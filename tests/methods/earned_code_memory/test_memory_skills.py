@@ -12,11 +12,10 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.base.skills import FILE, LONGEST_DESCRIPTION, Skill, skill_name, split_skill
-from ramify.cli.main import main
 from ramify.methods.earned_code_memory.memory import Memory
 from ramify.methods.earned_code_memory.report import replay
 from tests.methods.earned_code_memory.office_notes import APIS, PLAN, QUERIES
-from tests.methods.earned_code_memory.test_memory_verbs import log_of
+from tests.methods.earned_code_memory.test_memory_verbs import log_of, verbs
 
 HERE = "python:tests.methods.earned_code_memory.test_memory_verbs"
 
@@ -26,13 +25,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     """Runs a verb on a memory with one tool of three tasks of a run; its last JSON line, or with ``code`` its error."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "apis.json").write_text(json.dumps([{"name": name, **one} for name, one in APIS.items()]))
-
-    def verb(*words: object, code: int = 0) -> Any:
-        capsys.readouterr()
-        assert main(["earned-code-memory", *map(str, words), *([] if code else ["--json"])]) == code, capsys.readouterr().err
-        out, err = capsys.readouterr()
-        return err.strip() if code else json.loads(out.splitlines()[-1])
-
+    verb = verbs(capsys)
     verb("learn", "m.sqlite", "--apis", "apis.json", "--review", "auto")
     verb("learn", "m.sqlite", log_of(tmp_path))
     verb("learn", "m.sqlite", "--write", "text", "--model", f"{HERE}:reflects")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,8 @@ from ramify_experiments.earned_code_memory.nulls import line
 from tests.methods.earned_code_memory.office_notes import APIS, PLAN, QUERIES, Codifier, candidate, reflecting, trajectory
 
 
-@pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def verbs(capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs a verb; its last JSON line, or with ``code`` what it says in error."""
-    monkeypatch.chdir(tmp_path)
 
     def verb(*words: object, code: int = 0) -> Any:
         capsys.readouterr()
@@ -36,6 +33,12 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
         return err.strip() if code else json.loads(out.splitlines()[-1])
 
     return verb
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    return verbs(capsys)
 
 
 def write_code(messages: list[dict[str, Any]]) -> str:

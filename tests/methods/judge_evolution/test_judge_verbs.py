@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
+from printed import said
 
 from ramify.cli.main import main
 from ramify.trace.db import Run
@@ -16,11 +16,6 @@ from ramify.trace.node import Provenance, Score, make_node
 
 def run(*words: object) -> int:
     return main(["judge-evolution", *map(str, words)])
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
 
 
 @pytest.fixture

@@ -56,25 +56,14 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
 
 def test_machine_code_is_counted() -> None:
     found = counts(SASS)
-    assert (found["LDG128"], found["LDG32"], found["STG64"], found["LDL"], found["STL"], found["HMMA"], found["BAR"]) == (
-        1,
-        1,
-        1,
-        1,
-        1,
-        1,
-        1,
-    )
+    ones = ("LDG128", "LDG32", "STG64", "LDL", "STL", "HMMA", "BAR")
+    assert {name: found[name] for name in ones} == dict.fromkeys(ones, 1)
     assert found["instructions"] == 8
     metrics = sass_metrics(SASS, usage_of(USAGE, "", "sm_90"), "sm_90", 4)
     assert (metrics.registers, metrics.stack, metrics.occupancy, metrics.limiter) == (254, 344, 0.125, "registers")
     ptx = "ld.global.v4.f32 {%f1};\nld.global.f32 %f2;\nwgmma.mma_async.sync;\nbar.sync 0;\n"
-    assert {name: ptx_counts(ptx)[name] for name in ("LDG128", "LDG32", "HGMMA", "BAR")} == {
-        "LDG128": 1,
-        "LDG32": 1,
-        "HGMMA": 1,
-        "BAR": 1,
-    }
+    ones = ("LDG128", "LDG32", "HGMMA", "BAR")
+    assert {name: ptx_counts(ptx)[name] for name in ones} == dict.fromkeys(ones, 1)
 
 
 def test_the_verb_reads_text_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from printed import said
 from terminals import Screen, Terminal
 
 from ramify.cli.main import main
@@ -34,11 +35,6 @@ SMALL = ("--pairs", "4", "--batch", "0.001", "--no-simulate")
 
 def run(*words: object) -> int:
     return main(["kernel-search", *map(str, words)])
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
 
 
 def searching(kernel: Path, folder: Path, evals: int) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from printed import said
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
@@ -58,11 +57,6 @@ def problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "7_Masked.py").write_text(PROBLEM, encoding="utf-8")
     return folder / "7_Masked.py"
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
 
 
 def test_a_problem_is_known_by_its_definitions_and_its_constants_are_replaced(problem: Path) -> None:

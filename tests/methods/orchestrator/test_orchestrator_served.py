@@ -22,7 +22,7 @@ from waiting import PATIENCE
 from ramify.cli.main import main
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.trace.db import Run
-from tests.methods.orchestrator.workers import HERE, endpoints_file, pool_file, task_file
+from tests.methods.orchestrator.workers import HERE, endpoints_file, pool_file, serve_words, task_file
 
 pytestmark = pytest.mark.slow
 
@@ -95,18 +95,7 @@ def test_three_real_servers_are_collected_routed_and_composed(tmp_path: Path) ->
         router = ["orchestrator", "train", "router", str(tmp_path / "table"), "--out", str(tmp_path / "router")]
         router += ["--router.steps", "20", "--router.holdout", "0", "--run", str(tmp_path / "fitted")]
         assert main([*router, "--json"]) == 0
-        front = (
-            "orchestrator",
-            "serve",
-            pool,
-            "--router",
-            tmp_path / "router",
-            "--composer",
-            f"{HERE}:planner",
-            "--out",
-            tmp_path / "kept",
-        )
-        url, process = stack.enter_context(serving(*front))
+        url, process = stack.enter_context(serving(*serve_words(tmp_path, pool)))
         routed, trace = chat(url, "router", "turn abcd", max_tokens=6)
         about = routed["choices"][0]["ramify"]["orchestrator"]
         assert about["worker"] in names

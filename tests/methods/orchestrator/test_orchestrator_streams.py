@@ -33,7 +33,7 @@ from ramify.web.api import Api
 from ramify.web.limits import Slots
 from tests.methods.orchestrator.test_orchestrator_served import checkpoint, serving
 from tests.methods.orchestrator.test_orchestrator_systems import Fixed
-from tests.methods.orchestrator.workers import HERE, endpoints_file, planner
+from tests.methods.orchestrator.workers import HERE, endpoints_file, planner, serve_words
 from tests.model.faulty_server import FaultyServer, Plan, http
 from tests.web.api_server import NAME, client, household, served
 
@@ -395,18 +395,7 @@ def test_real_servers_stream_the_same_and_stop_when_the_client_leaves(tmp_path: 
         }
         pool = endpoints_file(tmp_path, **urls)
         TurnRouter.from_backbone("builtin", ["m0", "m1"]).save(tmp_path / "router")
-        words = (
-            "orchestrator",
-            "serve",
-            pool,
-            "--router",
-            tmp_path / "router",
-            "--composer",
-            f"{HERE}:planner",
-            "--out",
-            tmp_path / "kept",
-        )
-        url, _ = stack.enter_context(serving(*words))
+        url, _ = stack.enter_context(serving(*serve_words(tmp_path, pool)))
         api = client(url)
         for name in ("router", "composer"):
             given: dict[str, Any] = {"model": name, "messages": ASKED, "max_tokens": 48, "seed": 3, "temperature": 1.0}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from printed import said
 
 from ramify.base.errors import RamifyError
 from ramify.base.seeds import generator
@@ -34,14 +35,13 @@ def run(*words: object) -> int:
 def asked(capsys: pytest.CaptureFixture[str]) -> Any:
     """Calls a verb and gives what it printed as JSON."""
 
-    def ask(*words: object, code: int = 0) -> dict[str, Any]:
+    def ask(*words: object, code: int = 0) -> Any:
         capsys.readouterr()
         try:
             assert run(*words, "--json") == code, capsys.readouterr().err
         except SystemExit as ended:
             assert ended.code == code  # noqa: PT017
-        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-        return found
+        return said(capsys)
 
     return ask
 

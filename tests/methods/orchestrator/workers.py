@@ -108,6 +108,12 @@ def endpoints_file(folder: Path, more: str = "", **urls: str) -> Path:
     return path
 
 
+def serve_words(folder: Path, pool: Path) -> tuple[object, ...]:
+    """The command that serves ``pool`` by the router in ``folder`` and by :func:`planner`, and keeps what was answered there."""
+    ways = ("--router", folder / "router", "--composer", f"{HERE}:planner")
+    return ("orchestrator", "serve", pool, *ways, "--out", folder / "kept")
+
+
 def task_file(folder: Path, n: int = 12) -> Path:
     rows = []
     for at in range(n):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from printed import said
 from terminals import Terminal
 
 from ramify.base.codec import to_json
@@ -42,11 +43,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("loop") / "run"
     assert loop("run", "--out", folder, *SMALL, "--json") == 0
     return folder
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
 
 
 def test_a_run_read_every_way(done: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -619,18 +615,7 @@ def test_a_prompt_that_holds_the_hidden_theory_ends_the_loop(
     told = {**REPLY["verdict"], "recommendation": CANONICAL["cue-parity"].description}
     model, _ = scripted(lambda role, count: json.dumps(told) if role == "verdict" else None)
     with serving(ModelServer(chat=model).app) as url:
-        words = (
-            "--rounds",
-            1,
-            "--iterations",
-            1,
-            "--people",
-            8,
-            "--runs",
-            20,
-            "--participants",
-            "simulated:cue-parity",
-        )
+        words = "--rounds 1 --iterations 1 --people 8 --runs 20 --participants simulated:cue-parity".split()  # noqa: SIM905
         assert loop("run", "--out", tmp_path / "run", "--proposer", f"chat:{NAME}@{url}", *words) == 2
     assert "hidden theory" in capsys.readouterr().err
 

@@ -13,7 +13,6 @@ from ramify.integrations.trainers.trl_trainer import reward_function
 from ramify.integrations.trainers.verl import reward_function as verl_reward
 from ramify.methods.verify_or_ship import ControlConfig, Controller, Critic, Tables
 from ramify.methods.verify_or_ship.algorithm import Kernel, Likelihood
-from ramify.methods.verify_or_ship.control import price
 from ramify.methods.verify_or_ship.gate import BestOf, Gated
 from ramify.methods.verify_or_ship.records import BELIEF, VERIFIER, candidates
 from ramify.model.protocol import Prefix, Sampling
@@ -99,7 +98,7 @@ def test_the_same_text_is_not_asked_about_again() -> None:
 
 
 def test_costs_may_depend_on_the_candidate() -> None:
-    critic = Critic("tests", judge(lambda text: True), cost=lambda text: price(tokens=len(text), per_token=0.5))
+    critic = Critic("tests", judge(lambda text: True), cost=lambda text: 0.5 * len(text))
     found = run(Controller([critic], judge(lambda text: True), rewriting("four"), CONFIG, TABLES))
     assert found.cost == 2 + 30
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from printed import said
 
 from ramify.base.seeds import generator
 from ramify.cli.main import main
@@ -31,11 +32,10 @@ def run(*words: object) -> int:
 def asked(capsys: pytest.CaptureFixture[str]) -> Any:
     """Calls a verb and gives what it printed as JSON."""
 
-    def ask(*words: object) -> dict[str, Any]:
+    def ask(*words: object) -> Any:
         capsys.readouterr()
         assert run(*words, "--json") == 0, capsys.readouterr().err
-        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-        return found
+        return said(capsys)
 
     return ask
 

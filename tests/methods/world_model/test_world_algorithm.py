@@ -22,7 +22,6 @@ from ramify.methods.world_model.algorithm import (
     reward,
     rule_scores,
     same,
-    sequence_ratio,
     turn_class,
     turn_statistics,
 )
@@ -85,8 +84,6 @@ def test_rewards_and_scores() -> None:
     assert [normalised(x) for x in (1, 3, 5)] == [0, 50, 100]
     assert not group_advantages([7, 7, 7]).any()
     assert group_advantages([0, 2]).tolist() == [-1, 1]
-    assert sequence_ratio([-1, -2], [-1, -2]) == 1
-    assert sequence_ratio([-1, -1], [-2, -2]) == pytest.approx(math.e)
 
 
 def test_gspo_conforms_and_is_a_ratio_of_whole_sequences() -> None:

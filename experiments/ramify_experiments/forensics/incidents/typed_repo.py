@@ -16,45 +16,11 @@ CONFIG = (
     '["service"]\n'
 )
 README = "# Service\n\nOrders, stock and billing for the shop. Types are checked with `mypy`, configured in `pyproject.toml`.\n"
-MODULES = (
-    "accounts",
-    "alerts",
-    "audit",
-    "basket",
-    "billing",
-    "catalog",
-    "coupons",
-    "delivery",
-    "exports",
-    "invoices",
-    "ledger",
-    "orders",
-    "payments",
-    "pricing",
-    "refunds",
-    "reports",
-    "search",
-    "shipping",
-    "stock",
-    "users",
+MODULES = tuple(
+    """accounts alerts audit basket billing catalog coupons delivery exports invoices ledger orders payments pricing refunds
+    reports search shipping stock users""".split()  # noqa: SIM905
 )
-VERBS = (
-    "apply",
-    "build",
-    "check",
-    "count",
-    "find",
-    "format",
-    "load",
-    "make",
-    "merge",
-    "parse",
-    "pick",
-    "rank",
-    "read",
-    "sum",
-    "tag",
-)
+VERBS = tuple("apply build check count find format load make merge parse pick rank read sum tag".split())  # noqa: SIM905
 MOST = len(MODULES) * len(VERBS)
 """Functions there are, so the most errors that can be seeded."""
 _HEAD = (

@@ -18,22 +18,6 @@ import numpy as np
 from ramify.stats.drops import Counts, ZTest, standard_error
 from ramify.stats.evidence import benjamini_hochberg
 
-__all__ = [
-    "H_STAR",
-    "KINDS",
-    "Candidate",
-    "Cliff",
-    "Counts",
-    "TokenFacts",
-    "ZTest",
-    "cliff_mass",
-    "confirm",
-    "critical_cut",
-    "detect",
-    "screen",
-    "tangent_cut",
-]
-
 #: Entropy in nats below which a greedy token is deterministic: H_b(0.99) (3.4).
 H_STAR = -(0.99 * math.log(0.99) + 0.01 * math.log(0.01))
 TIE = 1e-9

@@ -18,11 +18,11 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.files import reason
 from ramify.base.words import plural
-from ramify.methods.cliffs.algorithm import ZTest, detect
+from ramify.methods.cliffs.algorithm import detect
 from ramify.methods.cliffs.run import ScanConfig, Scanned
 from ramify.methods.cliffs.traces import potentials_of
 from ramify.render.result import Result, Section, table
-from ramify.stats.drops import Counts
+from ramify.stats.drops import Counts, ZTest
 from ramify.stats.evidence import benjamini_hochberg
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.lines import field as read_field

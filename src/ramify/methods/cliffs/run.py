@@ -19,7 +19,6 @@ from ramify.methods.cliffs.algorithm import (
     Candidate,
     Cliff,
     TokenFacts,
-    ZTest,
     cliff_mass,
     confirm,
     correct,
@@ -31,7 +30,7 @@ from ramify.methods.cliffs.algorithm import (
 from ramify.methods.cliffs.forks import Chances, ReplyForks, ReplyPlace, chances_of
 from ramify.rollout.potential import Fixed, Forks, ForksSpent, Staged, Store, UntilLost, potential
 from ramify.rollout.token_traces import TokenTrace
-from ramify.stats.drops import Counts
+from ramify.stats.drops import Counts, ZTest
 
 CONTROLS: tuple[Literal["random", "critical", "tangent"], ...] = ("random", "critical", "tangent")
 HOPELESS, SURE = 0.01, 0.0005

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError, nearest
-from ramify.base.files import write_whole
 from ramify.base.words import plural
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling, Tokenizer
@@ -75,11 +73,6 @@ def read_traces(path: Path, retokenise: Tokenizer | None = None, template: ChatT
     if not traces:
         raise UserError(f"{path} holds no trace")
     return list(traces.values())
-
-
-def write_traces(path: Path, traces: Iterable[TokenTrace]) -> None:
-    """Write traces as JSON lines, whole or not at all."""
-    write_whole(path, "".join(json.dumps(trace.to_json()) + "\n" for trace in traces))
 
 
 def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None, template: ChatTemplate | None = None) -> TokenTrace:

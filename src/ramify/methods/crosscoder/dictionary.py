@@ -154,20 +154,6 @@ class Dictionary(nn.Module):
         """What one unit of each feature adds to ``model``'s hidden state, in its own units: [F, D]."""
         return self.decoder[:, model].detach() * self.scale[model]
 
-    @torch.no_grad()
-    def unit_norm_(self) -> Dictionary:
-        """Scale every feature so that its decoder rows, of all models together, have norm 1; reconstructions stay (section 8, 6).
-
-        Activations of different features are comparable only after this. With ``topk`` row it changes which k features are kept,
-        so do it before ranking and keep it.
-        """
-        norm = self.decoder.flatten(1).norm(dim=1).clamp_min(1e-12)
-        self.decoder.div_(norm[:, None, None])
-        self.encoder.mul_(norm[:, None, None])
-        self.encoder_bias.mul_(norm)
-        self.threshold.mul_(norm)
-        return self
-
     def relative_norm(self) -> Tensor:
         """Where each feature writes, (F,): 1 to model 0 alone, 0 to model 1 alone, 0.5 to both alike (Lindsey et al. 2024)."""
         a, b = self.decoder.detach().norm(dim=2).unbind(1)

@@ -67,7 +67,7 @@ CHOOSING = 0.33
 reported."""
 
 
-def _template(models: Checkpoints, name: str, raw: bool) -> Any:
+def _template(name: str, raw: bool) -> Any:
     """The chat template of the tuned model, None with ``raw`` or where it brings none."""
     if raw:
         return None
@@ -88,7 +88,7 @@ def capture(options: CaptureOptions, out: Annotated[Path, option(metavar="STATES
     from ramify.methods.crosscoder.run import capture as capture_states
 
     models = Checkpoints.open(options.tuned, options.base, options.layer, options.other_tokenizer)
-    template = _template(models, options.tuned, options.raw)
+    template = _template(options.tuned, options.raw)
     read = [
         prompts(path, models, None if text else template, options.longest)
         for path, text in ((options.tool, False), (options.plain, options.plain_text))
@@ -284,7 +284,7 @@ def steer(
     caveats = []
     if about.weights not in ((), tuple(model.identity.weights for model in models.models)):
         caveats.append("the dictionary was trained on states of other weights")
-    template = _template(models, tuned, options.raw)
+    template = _template(tuned, options.raw)
     read = prompts(problems, models, template)
     if len(read) < 4:
         raise UserError(

@@ -40,31 +40,7 @@ _PREPARE = re.compile(
     r"|^python3? -m (pip|venv)|^(virtualenv|source|export|git (clone|checkout|stash))\b"
 )
 _LOOK = frozenset(
-    [
-        "cat",
-        "less",
-        "head",
-        "tail",
-        "grep",
-        "rg",
-        "ag",
-        "find",
-        "ls",
-        "tree",
-        "nl",
-        "wc",
-        "file",
-        "stat",
-        "sed",
-        "awk",
-        "git",
-        "cd",
-        "pwd",
-        "ack",
-        "bat",
-        "fd",
-        "which",
-    ]
+    "cat less head tail grep rg ag find ls tree nl wc file stat sed awk git cd pwd ack bat fd which".split()  # noqa: SIM905
 )
 _CD = re.compile(r"^\s*cd\s+\S+\s*(?:&&|;)\s*")
 _WRITES = re.compile(r"(?<![0-9&])>{1,2}\s*([^\s&|;>]+)|\btee\s+(?:-a\s+)?([^\s|;]+)")

@@ -146,7 +146,7 @@ def train_drafter(
     Raises UserError on rows that cannot be used, and on a state of another training.
     """
     c = drafter.config
-    rows = _usable(rows, c.mask_token, c.block, isinstance(drafter, Eagle3))
+    rows = _usable(rows, c.mask_token, isinstance(drafter, Eagle3))
     if target.forward.vocab != c.vocab:
         raise UserError(f"the drafter knows {c.vocab} tokens, the target '{target.name}' {target.forward.vocab}")
     settings = TrainConfig(lr=config.lr, beta2=0.999, clip_norm=CLIP_NORM)
@@ -179,7 +179,7 @@ def _step(trainer: Trainer, drafter: Qwen3Drafter, features: _Features, config: 
     tokens, mask, states, distribution = features.batch(picks.tolist())
     drafter.train()
     if isinstance(drafter, Eagle3):
-        loss, record = eagle_loss(drafter, tokens, mask, states, distribution, config)
+        loss, record = eagle_loss(drafter, tokens, mask, states, distribution)
     elif isinstance(drafter, DSpark):
         anchors, keep = sample_anchors(mask, config.anchors, config.seed, step)
         loss, record = block_loss(drafter, tokens, mask, states, distribution, anchors, keep, config)
@@ -256,9 +256,7 @@ def block_loss(
     return loss, Losses(float(loss.detach()), float(tau), float(entropy.detach()))
 
 
-def eagle_loss(
-    drafter: Eagle3, tokens: Tensor, mask: Tensor, features: Tensor, distribution: Tensor, config: DrafterTraining
-) -> tuple[Tensor, Losses]:
+def eagle_loss(drafter: Eagle3, tokens: Tensor, mask: Tensor, features: Tensor, distribution: Tensor) -> tuple[Tensor, Losses]:
     """Soft cross-entropy to the target's distribution at every unrolled step,
     a mean per sequence, step j weighted :data:`STEP_DECAY`^j.
 
@@ -336,7 +334,7 @@ class _Features:
         return states
 
 
-def _usable(rows: Sequence[Row], mask_token: int, block: int, eagle: bool) -> list[Row]:
+def _usable(rows: Sequence[Row], mask_token: int, eagle: bool) -> list[Row]:
     """The rows with something to learn from. Raises UserError on the mask token in the data, or where no row is left."""
     for i, row in enumerate(rows):
         if not eagle and (row.tokens == mask_token).any():

@@ -657,40 +657,17 @@ class Memory:
             if isinstance(tool, str):
                 errors.append(tool)
                 continue
-            tool = ToolEntry(
-                tool.name,
-                plan.id,
-                tool.parameters,
-                _doc(tool),
-                tool.source,
-                tool.tests,
-                queries=tuple(queries),
-                env_version=self.config.env_version,
-            )
+            tool = replace(tool, plan=plan.id, doc=_doc(tool), queries=tuple(queries), env_version=self.config.env_version)
             ahead = MemoryState(
                 config=state.config,
                 apis=state.apis,
                 entries=state.entries,
-                tools={**state.tools, **{t.name: _active(t) for t in made}},
+                tools={**state.tools, **{t.name: replace(t, status="active") for t in made}},
             )
             faults, calls = await admit(tool, ahead, sandbox, self.config.safe)
             errors += [f"{tool.name[:64]}: {fault}" for fault in faults]
             shared = tuple(sorted(algorithm.guard(queries)))
-            made.append(
-                ToolEntry(
-                    tool.name,
-                    plan.id,
-                    tool.parameters,
-                    tool.doc,
-                    tool.source,
-                    tool.tests,
-                    tuple(calls),
-                    tuple(queries),
-                    shared,
-                    tool.env_version,
-                    is_atomic(calls, ahead),
-                )
-            )
+            made.append(replace(tool, deps=tuple(calls), shared=shared, atomic=is_atomic(calls, ahead)))
         return made, errors
 
     def _let_in(self, tool: ToolEntry) -> tuple[str, str]:
@@ -805,7 +782,3 @@ def _tried(state: MemoryState, key: str) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def _active(tool: ToolEntry) -> ToolEntry:
-    return replace(tool, status="active")

@@ -17,7 +17,6 @@ MOST_MESSAGES, MOST_CHARS = 400, 6000
 _WORD = re.compile(r"\w+", re.UNICODE)
 SHINGLE = 5
 """Words in a row that say that a text was taken from another."""
-CALL_NAME = re.compile(r"`?\b([A-Za-z_][\w]*(?:\.[A-Za-z_]\w*)*)\(")
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,11 +127,6 @@ class ACH:
         groups = self.groups()
         return {h: sum(any(self.lines[i].cells[h] == "inconsistent" for i in rows) for rows in groups) for h in self.columns}
 
-    def ranking(self) -> list[str]:
-        """Hypotheses, the fewest inconsistencies first; ties in the order given."""
-        counts = self.inconsistencies()
-        return sorted(self.columns, key=lambda h: counts[h])
-
     def untested(self) -> list[str]:
         """The hypotheses of which no row tests a move that they say must come: they are neither cleared nor named."""
         return [h for h in self.hypotheses if not any(h in line.foretold for line in self.lines)]

@@ -229,7 +229,7 @@ def diagnose(
 
     def tops(edges: np.ndarray, sign: int) -> tuple[CreditedMove, ...]:
         chosen = [int(e) for e in edges[:top] if delta[e] * sign > 0]
-        rows = [_first(graph, e) for e in chosen]
+        rows = [int(np.flatnonzero(graph.visit_edge == e)[0]) for e in chosen]  # the first visit that took it
         more = [{"delta": float(delta[e]), "count": int(graph.edge_count[e])} for e in chosen]
         return tuple(
             _moved(graph, e, nodes[row] if nodes else None, comparison.of_edge.get(e), level, **numbers)
@@ -308,11 +308,6 @@ def doubts(graph: MergedGraph, credit: Mapping[str, np.ndarray], texts: bool) ->
         yield f"{tasks.lone.sum()} of {tasks.present.sum()} tasks have one attempt: their episode term is 0{_ONE_TASK}"
     elif len(tasks.present) and tasks.constant.sum() == tasks.present.sum():
         yield "in every task all attempts have one reward: there is nothing to credit"
-
-
-def _first(graph: MergedGraph, edge: int) -> int:
-    """The first visit that took an edge."""
-    return int(np.flatnonzero(graph.visit_edge == edge)[0])
 
 
 def _moved(graph: MergedGraph, edge: int, node: str | None, move: Move | None, level: float, **more: Any) -> CreditedMove:

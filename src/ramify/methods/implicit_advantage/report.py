@@ -281,7 +281,7 @@ def select(
     successes, attempts = np.bincount(codes, success)[known], np.bincount(codes)[known]
     mean, oracle = successes / np.maximum(1, attempts), (successes > 0).astype(float)
     picks = (
-        Chosen(key, records[i].trajectory_id, _none(scores[i]), int(k))
+        Chosen(key, records[i].trajectory_id, None if np.isnan(scores[i]) else float(scores[i]), int(k))
         for key, i, k in zip(groups, chosen.tolist(), tied.tolist(), strict=True)
     )
     return ChoiceWorth(
@@ -539,7 +539,3 @@ def _written(name: str) -> str:
 
 def _scores(values: Sequence[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], np.float64)
-
-
-def _none(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)

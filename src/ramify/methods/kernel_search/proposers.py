@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ramify.base import codec
-from ramify.base.errors import InfrastructureError, UserError
+from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.methods.kernel_search.algorithm import hit_rate
 from ramify.methods.kernel_search.library import CodeLibrary
@@ -294,16 +294,3 @@ def find_proposer(
 
         proposer = LLMProposer(task, *find_model(spec), seed=seed, memory=memory, library=library)
     return proposer if library is None else LibraryProposer(proposer, task, library)
-
-
-__all__ = [
-    "InfrastructureError",
-    "KernelProposer",
-    "LLMProposer",
-    "LibraryProposer",
-    "ScriptedProposer",
-    "SearchMemory",
-    "TransformProposer",
-    "code_in",
-    "find_proposer",
-]

@@ -192,10 +192,6 @@ class ToolRate:
     tried: int
 
 
-def _rates(tools: Mapping[str, ToolRate]) -> Grid:
-    return table(("tool", "gained 1.5x", "tried"), [(name, rate.gained, rate.tried) for name, rate in tools.items()])
-
-
 @dataclass(frozen=True)
 class SearchedKernel(Result):
     """What a search came to."""
@@ -282,7 +278,8 @@ class SearchExplained(Result):
         """The tree, the verdict, the tools and the refusals."""
         ended = self.why or "the search has not ended: the same command continues it"
         refused = "\n".join(f"{count} refused: {stage}" for stage, count in self.refused.items())
-        yield Section.of("", Verbatim("\n".join(self.outline())), ended, _rates(self.tools), refused)
+        rates = table(("tool", "gained 1.5x", "tried"), [(name, one.gained, one.tried) for name, one in self.tools.items()])
+        yield Section.of("", Verbatim("\n".join(self.outline())), ended, rates, refused)
 
     def outline(self) -> list[str]:
         """The tree as lines, each child below its parent."""

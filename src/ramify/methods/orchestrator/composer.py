@@ -354,9 +354,9 @@ class Composer:
         answers = step == len(plan) - 1 and number == self.rounds
         if plan.workers[step] == len(self.pool):
             inner = Orchestration(
-                self.pool, messages_for(chat, number, step, plan), f"{chat.key}/{number}.{step}", settings=chat.settings,
-                exclude=chat.exclude, budget=chat.budget, run=chat.run, tools=chat.tools, fallback=self.fallback,
-                tree=f"{chat.tree}/{number}.{step}",
+                self.pool, messages_of(shown_to(chat, number, step, plan.access[step])), f"{chat.key}/{number}.{step}",
+                settings=chat.settings, exclude=chat.exclude, budget=chat.budget, run=chat.run, tools=chat.tools,
+                fallback=self.fallback, tree=f"{chat.tree}/{number}.{step}",
             )  # fmt: skip
             inner.failed |= chat.failed
             inner.tell = chat._told if answers and chat.tell is not None else None
@@ -392,11 +392,6 @@ def shown_to(chat: Orchestration, number: int, step: int, access: Collection[int
     earlier = [event for event in seen if event.workflow < number and event.kind != "query"]
     own = [event for event in seen if event.workflow == number]
     return [*chat.question(), *(Shows(_ROLE[event.kind], event.text, event.node) for event in (*earlier, *own))]
-
-
-def messages_for(chat: Orchestration, number: int, step: int, plan: Workflow) -> list[Message]:
-    """The same as messages, for a step that the composer plans itself."""
-    return messages_of(shown_to(chat, number, step, plan.access[step]))
 
 
 def open_composer(

@@ -101,7 +101,9 @@ class TurnRouter:
         self.backbone_hash = weights_hash(backbone)
         self.module.requires_grad_(False)
         self.scales = [self._tune(name) for name in self._named()]
-        self.head = torch.zeros(len(self.workers) + len(ROLES) * roles, self._width())
+        with torch.no_grad():
+            width = self._states([self.tokens("user: hi\n")]).shape[1]
+        self.head = torch.zeros(len(self.workers) + len(ROLES) * roles, width)
         self.history: list[str] = []
         """What trained it, in order."""
         self._known: dict[str, Tensor] = {}
@@ -137,10 +139,6 @@ class TurnRouter:
         scale = SingularScale(getattr(module, leaf))
         parametrize.register_parametrization(module, leaf, scale)
         return scale
-
-    def _width(self) -> int:
-        with torch.no_grad():
-            return int(self._states([self.tokens("user: hi\n")]).shape[1])
 
     # -- what it reads
 
@@ -326,7 +324,7 @@ class TurnRouter:
     def load(cls, folder: Path, backbone: LocalModel | None = None) -> TurnRouter:
         """The router in ``folder``, on the backbone it names or on ``backbone``.
         Raises UserError where it cannot be read or does not fit."""
-        if not is_router(folder):
+        if not all((folder / name).is_file() for name in FILES):
             raise UserError(f"{folder} holds no router: `ramify orchestrator train router` makes one")
         path = folder / FILES[0]
         record = codec.from_json(RouterRecord, read_record(path, "the router"), f"{path} is not a router's record")
@@ -347,8 +345,3 @@ class TurnRouter:
             raise UserError(f"cannot read the router {folder / FILES[1]}: {error}") from None
         made.history = list(record.history)
         return made
-
-
-def is_router(folder: Path) -> bool:
-    """Whether a folder holds a router."""
-    return all((folder / name).is_file() for name in FILES)

@@ -110,11 +110,7 @@ def _sums(run: Run) -> Iterable[ConversationSum]:
     for info in run.trees():
         note = answered.get(info.name)
         tokens, usd = (None, None) if note is None else (note.tokens, note.usd)
-        yield ConversationSum(info.name, _prompt(info.task), tokens, usd)
-
-
-def _prompt(task: Mapping[str, Any]) -> str:
-    return str((task.get("data") or {}).get("prompt", ""))
+        yield ConversationSum(info.name, str((info.task.get("data") or {}).get("prompt", "")), tokens, usd)
 
 
 def _calls(run: Run, tree: str) -> Calls:

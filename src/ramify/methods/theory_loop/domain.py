@@ -291,7 +291,7 @@ class Data:
         return out.getvalue()
 
 
-def check_choices(values: Sequence[Sequence[Any]], design: Design, orders: np.ndarray, who: str) -> np.ndarray:
+def check_choices(values: Sequence[Sequence[Any]], orders: np.ndarray, who: str) -> np.ndarray:
     """Choices (S, T) as an array. Raises UserError naming subject and trial of one that is neither 0 nor 1."""
     if len(values) != len(orders):
         raise UserError(f"{who} returned choices of {len(values)} subjects, and {len(orders)} were asked for")

@@ -76,7 +76,6 @@ SEED, PROPOSED, COLLECTED, PREDICTED, DECIDED, CANDIDATE, REPLACED, PROBLEM, SUB
 """What the journal calls the steps."""
 PERSON, CONFIRMED, ADMITTED = "person", "confirmation", "admitted"
 LEADERBOARD, LOSS = "theory-loop leaderboard", "theory-loop loss"
-BLOB = "blob:"
 
 
 @dataclass(frozen=True)
@@ -288,7 +287,7 @@ class TheoryLoop:
             before = (number - 1) * (self.config.iterations + 5)
             await self._observe(number, before)
             await self.backfill()
-            verdict = await self._verdict(number)
+            verdict = await self.run.once_awaited(DECIDED, str(number), Verdict, partial(self._decided, number))
             self.progress.at(before + 4, f"round {number}: replace {self.pool.slots[verdict.slot]}")
             await self._revise(number, verdict, before + 5)
             await self.backfill()
@@ -480,24 +479,8 @@ class TheoryLoop:
     ) -> list[MetricEstimate | None]:
         """A theory's predictions; None where it failed, which is recorded.
         Candidates of a round share their ``key``: common random numbers."""
-        config = self.config
-        asked = [(one.design, config.runs) for one in observations]
-        try:
-            simulated = await self.bench.simulate_many(theory, asked, config.seed, *key, names=[one.key for one in observations])
-        except TheoryError as error:
-            self.problem(where, error)
-            return [None] * len(observations)
-        found: list[MetricEstimate | None] = []
-        for one, data in zip(observations, simulated, strict=True):
-            try:
-                found.append((await self.bench.measure(one.metric, data))[0])
-            except TheoryError as error:
-                self.problem(f"{where} on {one.key}", error)
-                found.append(None)
-        return found
-
-    async def _verdict(self, number: int) -> Verdict:
-        return await self.run.once_awaited(DECIDED, str(number), Verdict, partial(self._decided, number))
+        failed = lambda at, error: self.problem(where + at, error)  # noqa: E731
+        return await _predicted(self.bench, theory, observations, self.config, failed, *key)
 
     async def _decided(self, number: int) -> tuple[Verdict, tuple[()]]:
         found = await self._retried(lambda: self.proposer.verdict(self.pool, number), f"{number} verdict", [])
@@ -670,16 +653,30 @@ async def predictions(
     bench: TheoryBench, theory: Theory, label: str, chosen: Sequence[Experiment], config: LoopConfig
 ) -> list[MetricEstimate | None]:
     """The predictions of an admitted theory as the loop makes them; None where it fails."""
+    return await _predicted(bench, theory, chosen, config, lambda at, error: None, ADMITTED, label)
+
+
+async def _predicted(
+    bench: TheoryBench,
+    theory: Theory,
+    chosen: Sequence[Experiment],
+    config: LoopConfig,
+    failed: Callable[[str, TheoryError], object],
+    *key: str | int,
+) -> list[MetricEstimate | None]:
+    """A theory's predictions; None where it fails, of which ``failed`` is told: at all, or on which experiment."""
     try:
         asked = [(one.design, config.runs) for one in chosen]
-        simulated = await bench.simulate_many(theory, asked, config.seed, ADMITTED, label, names=[one.key for one in chosen])
-    except TheoryError:
+        simulated = await bench.simulate_many(theory, asked, config.seed, *key, names=[one.key for one in chosen])
+    except TheoryError as error:
+        failed("", error)
         return [None] * len(chosen)
     found: list[MetricEstimate | None] = []
     for one, data in zip(chosen, simulated, strict=True):
         try:
             found.append((await bench.measure(one.metric, data))[0])
-        except TheoryError:
+        except TheoryError as error:
+            failed(f" on {one.key}", error)
             found.append(None)
     return found
 

@@ -89,7 +89,7 @@ class OwnParticipants:
             values = [list(row) for row in found]
         except TypeError:
             raise UserError(f"{self.name} returned {type(found).__name__}, not a list of choices for each subject") from None
-        return Data(design, orders, check_choices(values, design, orders, self.name), tuple(f"own{s}" for s in range(n)))
+        return Data(design, orders, check_choices(values, orders, self.name), tuple(f"own{s}" for s in range(n)))
 
 
 def given_participants(given: Participants | Callable[..., Any]) -> Participants:

@@ -26,21 +26,7 @@ ALLOWED = ("math", "numpy", "pandas", "scipy")
 SAMPLE = "def policy(probs):\n    return int(np.random.choice(len(probs), p=np.asarray(probs) / np.sum(probs)))\n"
 """The canonical policy: choose in proportion to the probabilities."""
 FORBIDDEN = frozenset(
-    (
-        "breakpoint",
-        "compile",
-        "delattr",
-        "eval",
-        "exec",
-        "globals",
-        "input",
-        "locals",
-        "open",
-        "setattr",
-        "vars",
-        "__import__",
-        "__builtins__",
-    )
+    "breakpoint compile delattr eval exec globals input locals open setattr vars __import__ __builtins__".split()  # noqa: SIM905
 )
 MOST_CODE = 20_000
 
@@ -82,11 +68,6 @@ class Theory:
         """Whether its policy is the canonical one."""
         own = _functions(self.tree).get("policy")
         return own is None or ast.dump(own) == _CANONICAL
-
-    @cached_property
-    def batched(self) -> bool:
-        """Whether it has ``predict_all``."""
-        return "predict_all" in _functions(self.tree)
 
     @property
     def limits(self) -> dict[str, str]:

@@ -403,7 +403,7 @@ class Independence:
 
 
 def independence(
-    trajectories: Sequence[CandidateAttempt], tables: Tables, seed: int = 0, permutations: int = 999, only: bool | None = None
+    trajectories: Sequence[CandidateAttempt], tables: Tables, seed: int = 0, permutations: int = 999
 ) -> Independence:
     """Whether the critics are independent given the truth, on the first candidate of each instance.
 
@@ -429,8 +429,6 @@ def independence(
     strata, permuted = [], np.zeros(permutations)
     pairs: list[CriticPair] = []
     for right, rows in levels.items():
-        if only is not None and right != only:
-            continue
         table = np.array(rows, np.int64).reshape(len(rows), len(names))
         varied = [j for j in range(len(names)) if len(np.unique(table[:, j])) > 1]
         stratum = Stratum(right, len(rows), [names[j] for j in varied], [n for j, n in enumerate(names) if j not in varied])
@@ -471,15 +469,21 @@ def _codes(columns: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
     return code
 
 
-def _joint(x: np.ndarray) -> tuple[float, float, int, int]:
-    """Pearson's chi-square, G2, their degrees of freedom and the cells with fewer than 5 expected,
-    of columns (n, m) of levels."""
+def _expected(x: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """Levels of each of the columns (n, m), and the counts of their combinations were the columns independent."""
     n, m = x.shape
     sizes = [int(x[:, j].max()) + 1 for j in range(m)]
     expected = np.ones(1)
     for j in range(m):
         expected = np.multiply.outer(expected, np.bincount(x[:, j], minlength=sizes[j]) / n).ravel()
-    expected = expected * n
+    return sizes, expected * n
+
+
+def _joint(x: np.ndarray) -> tuple[float, float, int, int]:
+    """Pearson's chi-square, G2, their degrees of freedom and the cells with fewer than 5 expected,
+    of columns (n, m) of levels."""
+    m = x.shape[1]
+    sizes, expected = _expected(x)
     observed = np.bincount(_codes([x[:, j] for j in range(m)], sizes), minlength=len(expected))
     there = expected > 0
     o, e = observed[there], expected[there]
@@ -491,12 +495,7 @@ def _joint(x: np.ndarray) -> tuple[float, float, int, int]:
 
 def _many_g2(x: np.ndarray, shuffled: Sequence[np.ndarray]) -> np.ndarray:
     """G2 of each of the permuted tables: ``shuffled`` columns of shape (permutations, n) with the marginals of ``x`` (n, m)."""
-    n, m = x.shape
-    sizes = [int(x[:, j].max()) + 1 for j in range(m)]
-    expected = np.ones(1)
-    for j in range(m):
-        expected = np.multiply.outer(expected, np.bincount(x[:, j], minlength=sizes[j]) / n).ravel()
-    expected = expected * n
+    sizes, expected = _expected(x)
     codes = _codes(shuffled, sizes)
     cells = len(expected)
     rows = codes + cells * np.arange(len(codes))[:, None]

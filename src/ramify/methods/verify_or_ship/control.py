@@ -39,19 +39,6 @@ Rewrite = Callable[[Item, str | None, Mapping[str, Any]], Awaitable[str] | str]
 """(task, last candidate or None for the first, what critics said of it) -> the next candidate."""
 
 
-def price(
-    seconds: float = 0.0,
-    tokens: float = 0.0,
-    dollars: float = 0.0,
-    *,
-    per_second: float = 0.0,
-    per_token: float = 0.0,
-    per_dollar: float = 0.0,
-) -> float:
-    """A cost in utility: each amount times what one of it is worth."""
-    return seconds * per_second + tokens * per_token + dollars * per_dollar
-
-
 @dataclass(frozen=True)
 class Critic:
     """A judge that is asked about candidates, by the name that the tables know it by."""

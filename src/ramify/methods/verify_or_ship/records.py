@@ -181,27 +181,24 @@ def candidates(run: Run, verifier: str = VERIFIER) -> list[CandidateAttempt]:
             "with --verifier, "
             "or give --judge and --verify so that they are asked now"
         )
-    attempts = []
-    for info in sorted(run.trees(), key=lambda info: info.name):
-        scores = _scores(run, info.name)
-        if not scores:
-            continue
-        instance = str(info.task.get("id", info.name))
-        for _, nodes in candidate_nodes(run.tree(info.name), scores):
-            attempts.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], verifier) for node in nodes)))
-    return attempts
+    return _scored(run, verifier)
 
 
 def unverified(run: Run) -> list[CandidateAttempt]:
     """The attempts of a run that critics have scored and no verifier. Raises UserError where nothing was scored."""
-    attempts = []
-    for info in sorted(run.trees(), key=lambda info: info.name):
-        scores = _scores(run, info.name)
-        instance = str(info.task.get("id", info.name))
-        for _, nodes in candidate_nodes(run.tree(info.name), scores) if scores else ():
-            attempts.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], "") for node in nodes)))
+    attempts = _scored(run, "")
     if not attempts:
         raise UserError(f"{run.folder} holds no candidate that a critic has scored")
+    return attempts
+
+
+def _scored(run: Run, verifier: str) -> list[CandidateAttempt]:
+    attempts = []
+    for info in sorted(run.trees(), key=lambda info: info.name):
+        if scores := _scores(run, info.name):
+            instance = str(info.task.get("id", info.name))
+            for _, nodes in candidate_nodes(run.tree(info.name), scores):
+                attempts.append(CandidateAttempt(instance, tuple(_candidate(node, scores[node.id], verifier) for node in nodes)))
     return attempts
 
 

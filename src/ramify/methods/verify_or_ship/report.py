@@ -117,10 +117,6 @@ def lines_text(found: ComputableLines, config: ControlConfig) -> list[str]:
 # -- pictures
 
 
-def _colours(names: Sequence[str]) -> dict[str, str]:
-    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-
-
 def price_curves(rows: Sequence[Regime]) -> Curves:
     """Utility of each policy over the price of the verifier, one prior: the optimum, greedy, and the fixed rules that are best
     somewhere, at most seven."""
@@ -144,7 +140,7 @@ def map_svg(rows: Sequence[Regime], title: str = "Which policy to use") -> str:
     prices = sorted({row.c_ver for row in rows})
     priors = sorted({row.prior for row in rows})
     names = list(dict.fromkeys(row.regime for row in rows))
-    colours = _colours(names)
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     left, top, wide, high = 64.0, 30.0, 520.0, 26.0 * max(len(priors), 3)
     cell_w, cell_h = wide / len(prices), high / len(priors)
     body = []

@@ -112,11 +112,6 @@ def group_advantages(rewards: Sequence[float]) -> np.ndarray:
     return np.zeros(len(values)) if deviation <= 1e-9 else (values - values.mean()) / deviation
 
 
-def sequence_ratio(logprobs: Sequence[float], sampled_with: Sequence[float]) -> float:
-    """GSPO's ratio of one sequence: ``(pi(y|x) / pi_old(y|x)) ** (1 / |y|)``, from its tokens' log-probs; 1 of an empty one."""
-    return math.exp(float(np.mean(np.subtract(logprobs, sampled_with)))) if len(logprobs) else 1.0
-
-
 # -- how a reply is read
 
 TAG, EVALUATION = "predicted_observation", "final_evaluation"

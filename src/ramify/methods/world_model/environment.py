@@ -140,10 +140,6 @@ class WorldRules:
             raise UserError(f"verify is a function or 'model', not '{self.verify}'")
         _named_tools(self.tools, self.store, self.controls, self.outputs)
 
-    def shown_tools(self) -> list[dict[str, Any]]:
-        """The tools as the agent sees them: with an argument ``page`` where a tool's answers come in pages."""
-        return [_paged(tool, self.controls) for tool in self.tools]
-
 
 class SimulatedEnvironment:
     """An environment whose observations are predicted, by ``predictor`` under ``rules``.
@@ -163,7 +159,7 @@ class SimulatedEnvironment:
         cache: Path | str | None = None,
     ) -> None:
         self.predictor, self.rules, self.name = predictor, rules or WorldRules(), name
-        self.tools, self.max_turns = self.rules.shown_tools(), self.rules.max_turns
+        self.tools, self.max_turns = [_paged(tool, self.rules.controls) for tool in self.rules.tools], self.rules.max_turns
         self.system = describe(self.tools) if self.tools and not self.rules.system else self.rules.system
         self._tasks = tuple(tasks)
         self._loop: asyncio.AbstractEventLoop | None = None

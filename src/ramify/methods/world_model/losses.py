@@ -15,7 +15,7 @@ from ramify.train.losses import LossConfig, Scores
 def gspo(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
     """-min(s A, clip(s) A) of each sequence, spread evenly over its tokens: every sequence counts the same, however long.
 
-    ``s`` is the length-normalised ratio of the whole sequence, :func:`ramify.methods.world_model.algorithm.sequence_ratio`. Token
+    ``s`` is the length-normalised ratio of the whole sequence, ``(pi(y|x) / pi_old(y|x)) ** (1 / |y|)``. Token
     values: ``advantage`` (one number, at each token) and ``logprobs``.
     GSPO's own clip range is 3e-4 to 4e-4, not the default of 0.2.
     """

@@ -98,7 +98,7 @@ def _trajectory(view: View) -> EnvTrajectory:
             last = answers[-1].nodes[-1] if answers[-1].nodes else None
             text = "\n".join([one.text for one in by_call(answers, made, lambda one: one.data)])
             valid = bool(last.data.get("valid", True)) if last is not None else True
-            turns.append(EnvTurn(action, text, _ended(view, last), "" if last is None else last.id, valid))
+            turns.append(EnvTurn(action, text, _ended(last), "" if last is None else last.id, valid))
 
     for message in view.messages[len(view.opening) :]:
         if message.role == "assistant":
@@ -115,7 +115,7 @@ def _trajectory(view: View) -> EnvTrajectory:
     return EnvTrajectory(f"{view.info.name}/{view.leaf}", view.task, data, system, "\n".join(opening), tuple(turns), role)
 
 
-def _ended(view: View, node: Any) -> str:
+def _ended(node: Any) -> str:
     if node is None or node.stop != "terminated":
         return ""
     outcome = node.data.get("outcome")
