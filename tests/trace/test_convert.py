@@ -18,6 +18,7 @@ from trace_cases import PROVENANCE, fill, findings, same_node, trees
 from ramify.base.errors import RamifyError, UserError
 from ramify.trace import convert
 from ramify.trace.db import Run
+from ramify.trace.dot import tree_dot
 from ramify.trace.node import Node
 
 
@@ -89,9 +90,8 @@ def test_parquet_and_dot(exported: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot write"):
             convert.write_lines(run, tmp_path / "no" / "x")
         tree = run.tree("update-000/task-1")
-        dot = convert.tree_dot(tree, lambda node: "#ff0000" if node.reward else "")
+        dot = tree_dot(tree)
         assert dot.count("->") == len(tree) - 1
-        assert dot.count("#ff0000") == 1
         assert '[label="at 2"]' in dot
 
 

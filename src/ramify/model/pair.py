@@ -225,15 +225,6 @@ class Pair:
             self.warnings.append(text)
 
 
-async def _chosen(model: Model, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Log-probs of the rows' own tokens, by the cheapest way the model has."""
-    chosen = getattr(model, "chosen_logprobs", None)
-    if chosen is not None:
-        logprobs: list[np.ndarray] = await chosen(rows)
-        return logprobs
-    return [scores.logprobs for scores in await model.logprobs(rows)]
-
-
 def _scores_in_file(file: Path | None, length: int) -> TokenScores | None:
     """Log-probs kept in ``file``; None where there are none of a row of ``length`` tokens (a file cut short is written anew)."""
     kept = file.read_bytes() if file is not None and file.is_file() else b""

@@ -15,8 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
 from ramify.trace.notes import strange, unread
@@ -396,31 +394,24 @@ PROVIDERS_OWN = ("web_search_call", "file_search_call", "code_interpreter_call",
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call of a message. Spans are half-open, and of calls that are written into the text only."""
+    """One tool call of a message. Its span is half-open, and of a call that is written into the text only."""
 
     name: str
     arguments: Mapping[str, Any]
     char_span: tuple[int, int] = (0, 0)
-    token_span: tuple[int, int] | None = None
-    """None where the node has no tokens."""
     error: str = ""
     """Why the call is invalid, one clause; "" where it is valid."""
 
 
-def parse_tool_calls(text: str, ends: np.ndarray | Sequence[int] | None = None) -> list[ToolCall]:
+def parse_tool_calls(text: str) -> list[ToolCall]:
     """Tool calls of the form ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen), in order.
 
-    ``ends`` are a node's character ends, shape (T,). A malformed call comes back with ``error``; nothing is raised.
+    A malformed call comes back with ``error``; nothing is raised.
     """
     calls, start = [], text.find(CALL)
     while start >= 0:
         name, arguments, end, error = _parse_call(text, start + len(CALL))
-        span = None
-        if ends is not None:
-            # The first token that reaches beyond the start, and the first that reaches the end: zero-width template tokens stay
-            # out.
-            span = (int(np.searchsorted(ends, start, "right")), min(len(ends), int(np.searchsorted(ends, end, "left")) + 1))
-        calls.append(ToolCall(name, arguments, (start, end), span, error))
+        calls.append(ToolCall(name, arguments, (start, end), error))
         start = text.find(CALL, end)
     return calls
 
