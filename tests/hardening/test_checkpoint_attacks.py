@@ -248,20 +248,10 @@ def test_a_file_without_an_end_is_not_read(folder: Path, name: str, endless: str
     began = time.process_time()
     code = main(
         [
-            "rollout",
-            "--model",
-            f"hf:{folder}",
-            "--env",
-            "household",
-            "--count",
-            "1",
-            "--attempts",
-            "1",
-            "--max-reply",
-            "2",
-            "--dry-run",
+            "rollout", "--model", f"hf:{folder}", "--env", "household", "--count", "1", "--attempts", "1", "--max-reply",
+            "2", "--dry-run",
         ]
-    )
+    )  # fmt: skip
     assert code in ((0,) if name == "generation_config.json" else (0, 2))
     assert "Traceback" not in capsys.readouterr().err
     assert time.process_time() - began < 60

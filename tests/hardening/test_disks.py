@@ -132,18 +132,9 @@ def test_exports_onto_a_full_disk(small: Path, run: Path) -> None:
 def test_improve_onto_a_full_disk(small: Path) -> None:
     (small / "fill").write_bytes(bytes(250 << 10))
     words = [
-        "improve",
-        "--updates",
-        "1",
-        "--tokens",
-        "300",
-        "--eval-episodes",
+        "improve", "--updates", "1", "--tokens", "300", "--eval-episodes", "2", "--train-tasks", "4", "--tasks-per-update",
         "2",
-        "--train-tasks",
-        "4",
-        "--tasks-per-update",
-        "2",
-    ]
+    ]  # fmt: skip
     refused(ramify(*words, "--out", small / "run"), 1)
     assert not (small / "run" / "run.sqlite").exists()
 

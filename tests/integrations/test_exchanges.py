@@ -400,15 +400,8 @@ def test_sharegpt_goes_out_and_comes_in_again(capsys: pytest.CaptureFixture[str]
     assert main(["export", str(tmp_path / "in-run"), str(tmp_path / "out.jsonl"), "--to", "sharegpt"]) == 0
     (row,) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [t["from"] for t in row["conversations"]] == [
-        "system",
-        "human",
-        "function_call",
-        "observation",
-        "observation",
-        "gpt",
-        "observation",
-        "gpt",
-    ]
+        "system", "human", "function_call", "observation", "observation", "gpt", "observation", "gpt",
+    ]  # fmt: skip
     (again,) = taken(tmp_path, row, name="again")
     assert (texts(again), again.task, again.reward) == (texts(first), "sum", 1.0)
     taken(tmp_path, SUM, name="thinks")

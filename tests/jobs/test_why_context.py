@@ -132,17 +132,10 @@ def _leaf(parts: ContextParts, where: str) -> int:
 def test_parts_are_rules_sentences_json_items_and_tools() -> None:
     parts = take_apart(MESSAGES, TOOLS, kept=("read",))
     assert {part.where for part in parts.parts if len(part.leaves) == 1} == {
-        "the tool pay",
-        "the system prompt, line 1",
-        "the system prompt, line 2",
-        "user 1, sentence 1",
-        "user 1, sentence 2",
-        "tool result 1.rows[0].id",
-        "tool result 1.rows[0].note, sentence 1",
-        "tool result 1.rows[0].note, sentence 2",
-        "tool result 1.rows[1]",
-        "tool result 1.next",
-    }
+        "the tool pay", "the system prompt, line 1", "the system prompt, line 2", "user 1, sentence 1", "user 1, sentence 2",
+        "tool result 1.rows[0].id", "tool result 1.rows[0].note, sentence 1", "tool result 1.rows[0].note, sentence 2",
+        "tool result 1.rows[1]", "tool result 1.next",
+    }  # fmt: skip
     assert sorted(leaf for part in parts.top for leaf in parts.parts[part].leaves) == list(range(parts.size))
 
 

@@ -203,13 +203,9 @@ class Pair:
         """Warn where the two checkpoints cannot be one model before and after training."""
         trained, other = self.policy.config, self.reference.config
         keys = (
-            "model_type",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
+            "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
             "intermediate_size",
-        )
+        )  # fmt: skip
         if not trained or not other:
             return
         for key in keys:

@@ -94,44 +94,12 @@ _KEPT = ("name", "tool_calls", "tool_call_id")
 
 FIELDS = frozenset(
     [
-        "role",
-        "content",
-        "tool_calls",
-        "function_call",
-        "name",
-        "tool_call_id",
-        "id",
-        "type",
-        "timestamp",
-        "created",
-        "created_at",
-        "model",
-        "finish_reason",
-        "stop_reason",
-        "usage",
-        "index",
-        "status",
-        "weight",
-        "loss",
-        "reasoning",
-        "reasoning_content",
-        "reasoning_details",
-        "thinking",
-        "thinking_blocks",
-        "refusal",
-        "audio",
-        "annotations",
-        "logprobs",
-        "provider_specific_fields",
-        "parse_error",
-        "source",
-        "is_error",
-        "error",
-        "unanswered",
-        "media",
-        "block",
+        "role", "content", "tool_calls", "function_call", "name", "tool_call_id", "id", "type", "timestamp", "created",
+        "created_at", "model", "finish_reason", "stop_reason", "usage", "index", "status", "weight", "loss", "reasoning",
+        "reasoning_content", "reasoning_details", "thinking", "thinking_blocks", "refusal", "audio", "annotations",
+        "logprobs", "provider_specific_fields", "parse_error", "source", "is_error", "error", "unanswered", "media", "block",
     ]
-)
+)  # fmt: skip
 """Fields of a message that are known; of another that holds text or lists it is said that it was not understood."""
 _SAID = ("parts", "text", "value", "refusal")
 """Fields that hold what a message says where ``content`` is empty."""
