@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Verb
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
@@ -379,23 +380,23 @@ SHARED = {
 }
 
 
-def test_sharegpt_turns_become_messages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_sharegpt_turns_become_messages(verb: Verb, tmp_path: Path) -> None:
     (view,) = taken(tmp_path, SHARED)
     assert [m.role for m in view.messages] == ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
     assert [call.name for call in view.messages[2].message.calls] == ["add", "add"]
     assert [m.data.get("tool_call_id") for m in view.messages if m.role == "tool"] == ["call_0", "call_1", None]
     assert [call.name for call in view.messages[5].message.calls] == ["add"]
     assert (view.task, view.success) == ("sum", True)
-    assert main(["import", str(tmp_path / "in.jsonl"), "--run", str(tmp_path / "verb")]) == 0
-    assert "'weight' of 2 turns does not describe an attempt: ignored\n'loss' of 1 turns" in capsys.readouterr().out
-    assert main(["import", str(tmp_path / "in.jsonl"), "--run", str(tmp_path / "json"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ignored"] == {
+    assert "'weight' of 2 turns does not describe an attempt: ignored\n'loss' of 1 turns" in verb.says(
+        "import", tmp_path / "in.jsonl", "--run", tmp_path / "verb"
+    )
+    assert verb.json("import", tmp_path / "in.jsonl", "--run", tmp_path / "json")["ignored"] == {
         "weight": {"count": 2, "what": "turns"},
         "loss": {"count": 1, "what": "turns"},
     }
 
 
-def test_sharegpt_goes_out_and_comes_in_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_sharegpt_goes_out_and_comes_in_again(verb: Verb, tmp_path: Path) -> None:
     (first,) = taken(tmp_path, SHARED)
     assert main(["export", str(tmp_path / "in-run"), str(tmp_path / "out.jsonl"), "--to", "sharegpt"]) == 0
     (row,) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -408,8 +409,7 @@ def test_sharegpt_goes_out_and_comes_in_again(capsys: pytest.CaptureFixture[str]
     assert main(["export", str(tmp_path / "thinks-run"), str(tmp_path / "t.jsonl"), "--to", "sharegpt"]) == 0
     value = json.loads((tmp_path / "t.jsonl").read_text())["conversations"][2]["value"]
     assert value.startswith("<think>\nTwo sums.\n</think>\n\nBoth.\n<tool_call>\n")
-    assert main(["export", str(tmp_path / "in-run"), str(tmp_path / "x.json"), "--to", "sharegpt"]) == 2
-    assert "ends in .jsonl" in capsys.readouterr().err
+    assert "ends in .jsonl" in verb.refused("export", tmp_path / "in-run", tmp_path / "x.json", "--to", "sharegpt")
 
 
 def test_sharegpt_as_one_list_and_as_preferences(tmp_path: Path) -> None:
