@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from command import Verb
+from records import write
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
@@ -22,15 +23,10 @@ from ramify.trace.view import View, views
 PIXEL = base64.b64encode(b"\x89PNG pixel").decode()
 
 
-def lines(path: Path, *records: object) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 def taken(tmp_path: Path, *records: object, name: str = "in") -> list[View]:
     """The attempts of the run that a file of these records becomes, whose format is seen from them."""
     folder = tmp_path / f"{name}-run"
-    convert.read_run(lines(tmp_path / f"{name}.jsonl", *records), folder)
+    convert.read_run(write(tmp_path / f"{name}.jsonl", *records), folder)
     with Run.open(folder) as run:
         return sorted(views(run, unjudged=True), key=lambda view: view.leaf)
 
@@ -41,7 +37,7 @@ def texts(view: View) -> list[tuple[str, str]]:
 
 def refused(tmp_path: Path, form: str, *records: object) -> str:
     with pytest.raises(UserError) as caught:
-        convert.read_run(lines(tmp_path / "bad.jsonl", *records), tmp_path / "bad", form)
+        convert.read_run(write(tmp_path / "bad.jsonl", *records), tmp_path / "bad", form)
     assert not (tmp_path / "bad").exists()
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(str(tmp_path / "bad.jsonl"), "FILE")
@@ -458,8 +454,8 @@ def test_chats_say_which_reader_a_message_needs(tmp_path: Path) -> None:
         == "FILE:1: message 0 holds 'function_call', which is an item of OpenAI's Responses interface: import it with --from "
         "responses"
     )
-    convert.read_run(lines(tmp_path / "both.jsonl", plain, blocks), tmp_path / "both", "anthropic")
-    assert formats.formats(lines(tmp_path / "verl.jsonl", {"input": "q", "output": "a", "score": 1.0})) == ["verl"]
+    convert.read_run(write(tmp_path / "both.jsonl", plain, blocks), tmp_path / "both", "anthropic")
+    assert formats.formats(write(tmp_path / "verl.jsonl", {"input": "q", "output": "a", "score": 1.0})) == ["verl"]
 
 
 def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
