@@ -161,25 +161,16 @@ def test_many_parts_of_one_level_stand_in_groups() -> None:
     assert "user 1, line 1 to line 7" in {part.where for part in parts.parts}
 
 
-class Letterbox:
+class Letterbox(halls.Stateless):
     """One answer to three letters."""
 
-    max_turns, system = 1, "Be brief.\nPay nobody twice."
+    system = "Be brief.\nPay nobody twice."
 
     def reset(self, task: Any, seed: int) -> Observation:
         return Observation("\n\n".join(LETTER))
 
     def step(self, action: str) -> Observation:
         return Observation("done", 0.0, terminated=True, outcome=action != "pay")
-
-    def snapshot(self) -> Any:
-        return 0
-
-    def restore(self, snapshot: Any) -> None:
-        pass
-
-    def key(self) -> str | None:
-        return None
 
 
 def answer(messages: list[dict[str, Any]], key: int) -> str:
