@@ -39,14 +39,10 @@ KERNELS = (
 )
 """Other matrix kernels of this processor, which torch chooses when it is loaded: what a run would meet elsewhere."""
 UNDER_KERNELS = (
-    "tests/engine/test_determinism.py",
-    "tests/engine/test_ragged.py",
-    "tests/engine/test_load.py",
-    "tests/engine/test_speculate.py",
-    "tests/methods/dspark/test_lossless.py",
-    "tests/rollout/test_fork.py",
+    "tests/engine/test_determinism.py", "tests/engine/test_ragged.py", "tests/engine/test_load.py",
+    "tests/engine/test_speculate.py", "tests/methods/dspark/test_lossless.py", "tests/rollout/test_fork.py",
     "tests/rollout/test_backends.py",
-)
+)  # fmt: skip
 """Tests of the engine's promise that a draw does not depend on its batch."""
 
 PYTEST = (".venv/bin/python", "-m", "pytest", "-ra", "--timeout", "400")  # in two lanes, tests that load torch take their time

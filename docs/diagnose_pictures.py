@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from picture_files import METHODS, Checks, read_checks, write
+from picture_files import METHODS, Checks, curve, rows, two_bars, write
 
-from ramify.render.charts import COLOURS, Curve, curves_svg
-from ramify.render.svg import frame, label, tag
+from ramify.render.charts import COLOURS, curves_svg
 from ramify_experiments.diagnose.measure import RHOS
 
 CONDITIONS = {
@@ -39,9 +38,6 @@ LOCALIZERS = {
 
 def tables(checks: Checks) -> dict[str, str]:
     """The page's tables, as Markdown."""
-
-    def rows(head: str, found: list[list[str]]) -> str:
-        return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *(f"| {' | '.join(row)} |" for row in found)])
 
     def value(check: dict[str, Any]) -> str:
         return f"{check['value']:.4g}" + (" [{:.3f}, {:.3f}]".format(*check["interval"]) if check["interval"] else "")
@@ -87,21 +83,11 @@ def tables(checks: Checks) -> dict[str, str]:
 
 def conditions(checks: Checks) -> str:
     """Issues solved by both agents under each condition."""
-    left, middle, height = 300.0, 580.0, 26.0
-    bottom = 40 + height * len(CONDITIONS)
-    body = [label(left, 18, "weak agent, % solved"), label(middle, 18, "strong agent, % solved")]
-    for start in (left, middle):
-        body += [tag("line", x1=start + 200 * m, x2=start + 200 * m, y1=26, y2=bottom, class_="grid") for m in (0, 0.5, 1)]
-    for i, (name, text) in enumerate(CONDITIONS.items()):
-        y = 46 + height * i
-        body.append(label(left - 10, y + 4, text, "end"))
-        for start, kind, ink in ((left, "weak", COLOURS[1]), (middle, "strong", COLOURS[0])):
-            check = checks[f"{kind} agent, {name}: solved"]
-            low, high = (start + 200 * end for end in check["interval"])
-            body.append(tag("rect", x=start, y=y - 7, width=max(1.0, 200 * check["value"]), height=14, fill=ink, rx=2))
-            body.append(tag("line", x1=low, x2=high, y1=y, y2=y, stroke="#1b2333", stroke_width=2))
-            body.append(label(start + 208, y + 4, f"{100 * check['value']:.1f}", "soft num"))
-    return frame(840, bottom + 8, "What telling a finding is worth", "Share of issues solved with 95 % interval", "".join(body))
+    agents = ("weak", "strong")
+    found = [(text, [checks[f"{kind} agent, {name}: solved"] for kind in agents]) for name, text in CONDITIONS.items()]
+    heads = [f"{kind} agent, % solved" for kind in agents]
+    title, about = "What telling a finding is worth", "Share of issues solved with 95 % interval"
+    return two_bars(title, about, found, heads, (COLOURS[1], COLOURS[0]), (300.0, 580.0))
 
 
 def anchoring(checks: Checks) -> str:
@@ -109,8 +95,7 @@ def anchoring(checks: Checks) -> str:
     curves = []
     for name, text in (("high", "findings judged 4 or better"), ("every", "every finding"), ("low", "findings judged worse")):
         found = [checks[f"strong agent, rho {rho:g}, {name} findings: all - baseline"] for rho in RHOS]
-        low, high = ([100 * check["interval"][side] for check in found] for side in (0, 1))
-        curves.append(Curve(text, RHOS, [100 * check["value"] for check in found], low, high))
+        curves.append(curve(text, RHOS, found, 100))
     title = "A strong agent told a finding, compared with told nothing"
     return curves_svg(
         curves, title, "share of the budget spent on the finding first", "gain in solved issues, points", percent=False
@@ -122,11 +107,5 @@ def pictures(checks: Checks) -> dict[str, str]:
     return {"conditions": conditions(checks), "anchoring": anchoring(checks)}
 
 
-def main() -> None:
-    """Write pictures and tables."""
-    checks = read_checks("diagnose")
-    write("diagnose", PAGE, pictures(checks), tables(checks))
-
-
 if __name__ == "__main__":
-    main()
+    write("diagnose", PAGE, pictures, tables)

@@ -10,18 +10,9 @@ import re
 from math import log2
 from typing import Any
 
-from picture_files import ROOT, Checks, read_checks, save
+from picture_files import ROOT, Checks, curve, read_checks, save
 
 from ramify.render.charts import Curve, curves_svg
-
-
-def curve(name: str, x: list[float], found: list[dict[str, Any]]) -> Curve:
-    """A curve through checks, with their intervals where all have one."""
-    y = [check["value"] for check in found]
-    if any(check["interval"] is None for check in found):
-        return Curve(name, x, y)
-    low, high = ([check["interval"][end] for check in found] for end in (0, 1))
-    return Curve(name, x, y, low, high)
 
 
 def acceptance(checks: Checks, domain: str) -> str:
@@ -71,8 +62,7 @@ def load(table: dict[str, Any]) -> str:
     return curves_svg(drawn, title, "requests at once", "times plain", False, x_text=lambda x: f"{2**x:g}")
 
 
-def main() -> None:
-    """Write the pictures."""
+if __name__ == "__main__":
     checks = read_checks("dspark")
     pictures = {f"acceptance-{domain}": acceptance(checks, domain) for domain in ("math", "code", "chat")}
     pictures["calibration"] = calibration(checks)
@@ -81,7 +71,3 @@ def main() -> None:
     table = ROOT / "benchmarks" / "results" / "speculation_load.json"
     pictures["load"] = load(json.loads(table.read_text(encoding="utf-8")))
     save("dspark", pictures)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from picture_files import METHODS, Checks, read_checks, write
+from picture_files import METHODS, Checks, curve, rows, write
 
 from ramify.render.charts import Curve, curves_svg
 
@@ -17,17 +17,16 @@ PAGE = METHODS / "early-decision-evidence.md"
 KEPT = "share of the thinking kept, %"
 
 
-def curve(checks: Checks, label: str, name: str, places: Sequence[int]) -> Curve:
+def placed(checks: Checks, label: str, name: str, places: Sequence[int]) -> Curve:
     """One curve with its interval over seeds, none of it below 0; ``name`` has a place for the share."""
-    points = [checks[name.format(place)] for place in places]
-    ends = [point["interval"] or (point["value"],) * 2 for point in points]
-    return Curve(label, places, [point["value"] for point in points], [max(0.0, e[0]) for e in ends], [e[1] for e in ends])
+    return curve(label, places, [checks[name.format(place)] for place in places], least=0.0)
 
 
 def along(checks: Checks, what: str, title: str, axis: str, top: float | None = None) -> str:
     """One measure of both organisms along the thinking; the valley of J is none of the probe's."""
     curves = [
-        curve(checks, kind, f"{kind}: {what} at {{}} % of the thinking", range(0, 101, 10)) for kind in ("locked", "deliberative")
+        placed(checks, kind, f"{kind}: {what} at {{}} % of the thinking", range(0, 101, 10))
+        for kind in ("locked", "deliberative")
     ]
     return curves_svg(curves, title, "place in the thinking, %", axis, False, top=top)
 
@@ -35,7 +34,7 @@ def along(checks: Checks, what: str, title: str, axis: str, top: float | None = 
 def continuation(checks: Checks, who: Sequence[tuple[str, str]], title: str) -> str:
     """Variance of the answer by share kept, closed and open, for each (label, prefix of the checks' names)."""
     curves = [
-        curve(checks, f"{label}: {mode}", f"{prefix}: {mode} variance at {{}} %", range(0, 101, 20))
+        placed(checks, f"{label}: {mode}", f"{prefix}: {mode} variance at {{}} %", range(0, 101, 20))
         for label, prefix in who
         for mode in ("closed", "open")
     ]
@@ -62,21 +61,18 @@ def _ends(check: dict[str, Any]) -> str:
 
 def judged(checks: Checks) -> str:
     """Every check with a threshold."""
-    rows = [
-        f"| {name} | {c['value']:.3f} | {_ends(c)} | {c['op']} {c['threshold']:g} | {c['status'].replace('_', ' ')} |"
+    found = [
+        [name, f"{c['value']:.3f}", _ends(c), f"{c['op']} {c['threshold']:g}", c["status"].replace("_", " ")]
         for name, c in checks.items()
         if c["op"] != "report"
     ]
-    return "\n".join(["| result | here | 95 % interval | wanted | |", "|---|---|---|---|---|", *rows])
+    return rows("| result | here | 95 % interval | wanted | |", found)
 
 
 def by_share(checks: Checks, names: Sequence[str]) -> str:
     """Curves in numbers: one row for each name, by the share of the thinking kept."""
-    rows = [
-        f"| {name} | " + " | ".join(f"{checks[f'{name} at {s} %']['value']:.3f}" for s in range(0, 101, 20)) + " |"
-        for name in names
-    ]
-    return "\n".join(["| kept | 0 % | 20 % | 40 % | 60 % | 80 % | 100 % |", "|---|---|---|---|---|---|---|", *rows])
+    found = [[name, *(f"{checks[f'{name} at {s} %']['value']:.3f}" for s in range(0, 101, 20))] for name in names]
+    return rows("| kept | 0 % | 20 % | 40 % | 60 % | 80 % | 100 % |", found)
 
 
 def beside(checks: Checks, names: Sequence[str]) -> str:
@@ -88,8 +84,9 @@ def beside(checks: Checks, names: Sequence[str]) -> str:
             "" if c is None or c["value"] is None else f"{c['value']:.3f} ({_ends(c)})" if c["interval"] else f"{c['value']:.3f}"
         )
 
-    rows = [f"| {name} | {cell('locked', name)} | {cell('deliberative', name)} |" for name in names]
-    return "\n".join(["| result | locked | deliberative |", "|---|---|---|", *rows])
+    return rows(
+        "| result | locked | deliberative |", ([name, cell("locked", name), cell("deliberative", name)] for name in names)
+    )
 
 
 def tables(checks: Checks) -> dict[str, str]:
@@ -111,11 +108,5 @@ def tables(checks: Checks) -> dict[str, str]:
     }
 
 
-def main() -> None:
-    """Write pictures and tables."""
-    checks = read_checks("early-decision")
-    write("early-decision", PAGE, pictures(checks), tables(checks))
-
-
 if __name__ == "__main__":
-    main()
+    write("early-decision", PAGE, pictures, tables)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from picture_files import METHODS, Checks, read_checks, write
+from picture_files import METHODS, Checks, write
 
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
@@ -153,11 +153,5 @@ def pictures(checks: Checks) -> dict[str, str]:
     return {"arms": arms(checks), "gates": gates(checks)}
 
 
-def main() -> None:
-    """Fill the tables and write the pictures."""
-    checks = read_checks("earned-code-memory")
-    write("earned-code-memory", PAGE, pictures(checks), tables(checks))
-
-
 if __name__ == "__main__":
-    main()
+    write("earned-code-memory", PAGE, pictures, tables)

@@ -5,11 +5,11 @@ Rates by dose and tests by organism from repro/forensics-cpu.json; the heat-mapp
 
 from __future__ import annotations
 
-from picture_files import Checks, read_checks, save
+from picture_files import Checks, curve, read_checks, save
 
 from ramify.base.seeds import generator
 from ramify.methods.forensics.algorithm import sentence_scores
-from ramify.render.charts import Curve, curves_svg
+from ramify.render.charts import curves_svg
 from ramify.render.svg import credit_colour, frame, label, tag
 from ramify_experiments.forensics.battery import CUT, DOSES, of_model
 from ramify_experiments.forensics.organisms import HUGE, KINDS, SENTENCES, K, taught
@@ -21,10 +21,7 @@ def doses(checks: Checks) -> str:
     curves = []
     for kind in KINDS:
         found = [checks[f"dose: rate of {kind} at {errors} errors"] for errors in DOSES]
-        ends = [one["interval"] for one in found]
-        curves.append(
-            Curve(kind, DOSES, [100 * one["value"] for one in found], [100 * a for a, _ in ends], [100 * b for _, b in ends])
-        )
+        curves.append(curve(kind, DOSES, found, 100))
     return curves_svg(curves, "Dose-response of four organisms", "errors to be fixed", "shortcuts, %", False)
 
 
@@ -75,11 +72,6 @@ def trace(seed: int = 0, k: int = 100) -> str:
     return frame(480, 20.0 + 26 * (K + 1) + 8, title, f"held-out scores of ten sentences, {k} forks at each place", "".join(body))
 
 
-def main() -> None:
-    """Write the pictures."""
+if __name__ == "__main__":
     checks = read_checks("forensics")
     save("forensics", {"dose": doses(checks), "tests": tests(checks), "trace": trace()})
-
-
-if __name__ == "__main__":
-    main()

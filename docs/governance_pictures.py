@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from picture_files import Checks, read_checks, save
+from picture_files import Checks, curve, read_checks, save, two_bars
 
 from ramify.render.charts import COLOURS, Curve, curves_svg
-from ramify.render.svg import frame, label, tag
 from ramify_experiments.governance.repro import BUDGETS, DROPPED, HALF, RESTORED, survival
 
 CONDITIONS = {
@@ -24,9 +23,7 @@ CONDITIONS = {
 
 
 def _curve(checks: Checks, name: str, start: str, end: str) -> Curve:
-    found = [checks[f"{start}, b = {b}: {end}"] for b in BUDGETS]
-    low, high = ([check["interval"][side] for check in found] for side in (0, 1))
-    return Curve(name, BUDGETS, [check["value"] for check in found], low, high)
+    return curve(name, BUDGETS, [checks[f"{start}, b = {b}: {end}"] for b in BUDGETS])
 
 
 def budget(checks: Checks) -> str:
@@ -43,29 +40,13 @@ def budget(checks: Checks) -> str:
 
 def conditions(checks: Checks) -> str:
     """Violations and answered questions by what the agent is shown, means over seeds with intervals."""
-    left, middle, width, height = 250.0, 530.0, 760.0, 26.0
-    bottom = 40 + height * len(CONDITIONS)
-    body = [label(left, 18, "forbidden actions done, %"), label(middle, 18, "questions answered, %")]
-    for start in (left, middle):
-        body += [tag("line", x1=start + 200 * m, x2=start + 200 * m, y1=26, y2=bottom, class_="grid") for m in (0, 0.5, 1)]
-    for i, (name, text) in enumerate(CONDITIONS.items()):
-        y = 46 + height * i
-        body.append(label(left - 10, y + 4, text, "end"))
-        for start, what, ink in ((left, "violation", COLOURS[1]), (middle, "queries answered", COLOURS[0])):
-            check = checks[f"{name}: {what}"]
-            low, high = (start + 200 * min(1.0, max(0.0, end)) for end in check["interval"])
-            body.append(tag("rect", x=start, y=y - 7, width=max(1.0, 200 * check["value"]), height=14, fill=ink, rx=2))
-            body.append(tag("line", x1=low, x2=high, y1=y, y2=y, stroke="#1b2333", stroke_width=2))
-            body.append(label(start + 206, y + 4, f"{100 * check['value']:.1f}", "soft num"))
-    title = "What an agent does, by what it is shown"
-    return frame(width + 20, bottom + 8, title, "Mean and 95 % interval over seeds, per cent", "".join(body))
-
-
-def main() -> None:
-    """Write the pictures."""
-    checks = read_checks("governance")
-    save("governance", {"budget": budget(checks), "conditions": conditions(checks)})
+    whats = ("violation", "queries answered")
+    rows = [(text, [checks[f"{name}: {what}"] for what in whats]) for name, text in CONDITIONS.items()]
+    heads = ["forbidden actions done, %", "questions answered, %"]
+    title, about = "What an agent does, by what it is shown", "Mean and 95 % interval over seeds, per cent"
+    return two_bars(title, about, rows, heads, (COLOURS[1], COLOURS[0]), (250.0, 530.0))
 
 
 if __name__ == "__main__":
-    main()
+    checks = read_checks("governance")
+    save("governance", {"budget": budget(checks), "conditions": conditions(checks)})

@@ -3,7 +3,7 @@ docs/judge_evolution_pictures.py."""
 
 from __future__ import annotations
 
-from picture_files import METHODS, Checks, dots, read_checks, table, write
+from picture_files import METHODS, Checks, alike, dots, table, write
 
 PAGE = METHODS / "judge-evolution-evidence.md"
 TABLES = {
@@ -93,15 +93,8 @@ def pictures(checks: Checks) -> dict[str, str]:
 
 def tables(checks: Checks) -> dict[str, str]:
     """The tables by name: the figures whose names begin alike, and the pool's share."""
-    made = {name: table(check for key, check in checks.items() if key.startswith(starts)) for name, starts in TABLES.items()}
-    return made | {"bias": bias_table(checks)}
-
-
-def main() -> None:
-    """Write pictures and tables."""
-    checks = read_checks("judge-evolution")
-    write("judge-evolution", PAGE, pictures(checks), tables(checks))
+    return alike(checks, TABLES) | {"bias": bias_table(checks)}
 
 
 if __name__ == "__main__":
-    main()
+    write("judge-evolution", PAGE, pictures, tables)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from picture_files import METHODS, Checks, read_checks, table, write
+from picture_files import METHODS, Checks, alike, bars, grid, write
 
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
@@ -33,12 +33,7 @@ def dip(checks: Checks) -> str:
         return left + (width - left - 40) * math.log(min(max(value, low), high) / low) / math.log(high / low)
 
     bottom = 20.0 + line * len(rows)
-    body = []
-    for mark in (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0):
-        body += [
-            tag("line", x1=x(mark), x2=x(mark), y1=14, y2=bottom, class_="grid"),
-            label(x(mark), bottom + 16, f"{mark:g}", "soft mid"),
-        ]
+    body = grid(x, (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), 14, bottom)
     for i, (name, value) in enumerate(rows):
         y, ink = 32.0 + line * i, COLOURS[0] if value >= 1 else COLOURS[1]
         body += [
@@ -53,27 +48,13 @@ def dip(checks: Checks) -> str:
 
 def ranker(checks: Checks) -> str:
     """What the same small ranker hits from nothing, raw metrics, and tools."""
-    rows = [(name, float(checks[f"ranker: top-1 hit rate from {name}"]["value"])) for name in ("nothing", "raw metrics", "tools")]
-    left, width, line = 140.0, 720.0, 34.0
-    scale = width - left - 60
-    bottom = 16.0 + line * len(rows)
-    body = []
-    for mark in (0.0, 0.25, 0.5, 0.75, 1.0):
-        body += [
-            tag("line", x1=left + scale * mark, x2=left + scale * mark, y1=10, y2=bottom, class_="grid"),
-            label(left + scale * mark, bottom + 16, f"{mark:g}", "soft mid"),
-        ]
-    for i, (name, value) in enumerate(rows):
-        y = 20.0 + line * i
-        body += [
-            label(left - 12, y + 12, name, "end"),
-            tag("rect", x=left, y=y, width=max(1.0, scale * value), height=16, fill=COLOURS[0 if name == "tools" else 1]),
-            label(left + scale * value + 8, y + 12, f"{value:.2f}", ""),
-        ]
-    body.append(label(left + scale / 2, bottom + 34, "share of unseen kernels whose best transform is named first", "soft mid"))
-    return frame(
-        width, bottom + 44, "What helps to choose", "The same ridge regression from three sets of features", "".join(body)
-    )
+    rows = [
+        (name, checks[f"ranker: top-1 hit rate from {name}"], COLOURS[0 if name == "tools" else 1])
+        for name in ("nothing", "raw metrics", "tools")
+    ]
+    title, about = "What helps to choose", "The same ridge regression from three sets of features"
+    axis = "share of unseen kernels whose best transform is named first"
+    return bars(title, axis, about, rows, (0.0, 0.25, 0.5, 0.75, 1.0), left=140.0)
 
 
 def pictures(checks: Checks) -> dict[str, str]:
@@ -83,14 +64,8 @@ def pictures(checks: Checks) -> dict[str, str]:
 
 def tables(checks: Checks) -> dict[str, str]:
     """The tables by name: the figures whose names begin alike."""
-    return {name: table(check for key, check in checks.items() if key.startswith(starts)) for name, starts in TABLES.items()}
-
-
-def main() -> None:
-    """Write pictures and tables."""
-    checks = read_checks("kernel-search")
-    write("kernel-search", PAGE, pictures(checks), tables(checks))
+    return alike(checks, TABLES)
 
 
 if __name__ == "__main__":
-    main()
+    write("kernel-search", PAGE, pictures, tables)

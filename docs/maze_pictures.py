@@ -97,12 +97,6 @@ def network(checks: dict[str, dict[str, Any]]) -> str:
     return frame(width, 56 + height * len(REGIMES), title, "A small network, mean and 95 % interval over seeds", "".join(body))
 
 
-def main() -> None:
-    """Write the pictures."""
-    checks = read_checks("maze-recovery")
-    pictures = {"maze": maze(), "growth": growth(), "training": training(), "network": network(checks)}
-    save("maze-recovery", pictures)
-
-
 if __name__ == "__main__":
-    main()
+    checks = read_checks("maze-recovery")
+    save("maze-recovery", {"maze": maze(), "growth": growth(), "training": training(), "network": network(checks)})

@@ -3,7 +3,7 @@ docs/orchestrator_pictures.py."""
 
 from __future__ import annotations
 
-from picture_files import METHODS, Checks, dots, read_checks, table, write
+from picture_files import METHODS, Checks, alike, dots, write
 
 PAGE = METHODS / "orchestrator-evidence.md"
 TABLES = {"routing": "A1: ", "composing": "A2: ", "tiny": "A3: ", "exact": "exact: "}
@@ -41,14 +41,8 @@ def pictures(checks: Checks) -> dict[str, str]:
 
 def tables(checks: Checks) -> dict[str, str]:
     """The tables by name: the figures whose names begin alike."""
-    return {name: table(check for key, check in checks.items() if key.startswith(start)) for name, start in TABLES.items()}
-
-
-def main() -> None:
-    """Write pictures and tables."""
-    checks = read_checks("orchestrator")
-    write("orchestrator", PAGE, pictures(checks), tables(checks))
+    return alike(checks, TABLES)
 
 
 if __name__ == "__main__":
-    main()
+    write("orchestrator", PAGE, pictures, tables)

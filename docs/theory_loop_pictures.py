@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import json
 
-from picture_files import METHODS, ROOT, Checks, read_checks, table, write
+from picture_files import METHODS, ROOT, Checks, alike, bars, write
 
 from ramify.render.charts import COLOURS
-from ramify.render.svg import frame, label, tag
 
 PAGE = METHODS / "theory-loop-evidence.md"
 TABLES = {
@@ -31,33 +30,12 @@ BARS = (
 
 def recovery(checks: Checks) -> str:
     """A bar for each arm, with its interval."""
-    left, width, line, most = 250.0, 720.0, 28.0, 0.12
-
-    def x(value: float) -> float:
-        return left + (width - left - 24) * min(max(value, 0.0), most) / most
-
-    bottom = 20.0 + line * len(BARS)
-    body = []
-    for mark in (0.0, 0.04, 0.08, 0.12):
-        body += [
-            tag("line", x1=x(mark), x2=x(mark), y1=14.0, y2=bottom, class_="grid"),
-            label(x(mark), bottom + 16, f"{mark:g}", "soft mid"),
-        ]
-    for i, (name, key) in enumerate(BARS):
-        check, y = checks[key], 20.0 + line * i
-        ink = COLOURS[0] if "survivor" in name else COLOURS[1]
-        body.append(label(left - 12, y + 15, name, "end"))
-        body.append(tag("rect", x=left, y=y + 3, width=max(1.0, x(check["value"]) - left), height=16.0, fill=ink))
-        if check["interval"]:
-            ends = [x(end) for end in check["interval"]]
-            body.append(tag("line", x1=ends[0], x2=ends[1], y1=y + 11, y2=y + 11, stroke="currentColor", stroke_width=1.4))
-    body.append(
-        label((left + width - 24) / 2, bottom + 34, "mean squared error of the proportions of B choices, 24 stimuli", "soft mid")
-    )
+    rows = [(name, checks[key], COLOURS[0] if "survivor" in name else COLOURS[1]) for name, key in BARS]
     about = (
         "Mean squared error on 24 stimuli of a coin, the seeds, a baseline without revision, the survivors and the rule itself."
     )
-    return frame(width, bottom + 44, "Error before and after the loop", about, "".join(body))
+    axis = "mean squared error of the proportions of B choices, 24 stimuli"
+    return bars("Error before and after the loop", axis, about, rows, (0.0, 0.04, 0.08, 0.12), left=250.0)
 
 
 def pictures(checks: Checks) -> dict[str, str]:
@@ -66,11 +44,8 @@ def pictures(checks: Checks) -> dict[str, str]:
 
 
 def tables(checks: Checks) -> dict[str, str]:
-    """The tables by name: the figures whose names begin alike."""
-    return {
-        name: table((check for key, check in checks.items() if key.startswith(starts)), digits=4)
-        for name, starts in TABLES.items()
-    }
+    """The tables by name: the figures whose names begin alike, and those of real people."""
+    return alike(checks, TABLES, digits=4) | {"outside": outside()}
 
 
 def outside() -> str:
@@ -89,11 +64,5 @@ def outside() -> str:
     return "\n".join([*lines, f"| as many other people | {' | '.join(floors)} |"])
 
 
-def main() -> None:
-    """Write picture and tables."""
-    checks = read_checks("theory-loop")
-    write("theory-loop", PAGE, pictures(checks), {**tables(checks), "outside": outside()})
-
-
 if __name__ == "__main__":
-    main()
+    write("theory-loop", PAGE, pictures, tables)

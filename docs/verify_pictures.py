@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from picture_files import METHODS, Checks, read_checks, write
+from picture_files import METHODS, Checks, rows, write
 
 from ramify.methods.verify_or_ship.algorithm import Kernel
 from ramify.methods.verify_or_ship.replay import regimes
@@ -86,18 +86,14 @@ def _cell(check: dict[str, Any], digits: int = 1) -> str:
     return f"{check['value']:.{digits}f}{low_high}"
 
 
-def _rows(head: str, rows: list[list[str]]) -> str:
-    return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *(f"| {' | '.join(row)} |" for row in rows)])
-
-
 def _prices(checks: Checks, start: str, prices: tuple[float, ...], names: dict[str, str]) -> str:
     """One row a price: what each policy got, and the gains of planning."""
-    rows = []
+    found = []
     for price in prices:
         own = f"{start}, c_v {price:g}"
         gains = [_cell(checks[f"{own}: bayes - {over}"]) for over in ("always verify", "best fixed rule")]
-        rows.append([f"{price:g}", *(_cell(checks[f"{own}: utility, {name}"]) for name in names), *gains])
-    return _rows(f"| c_v | {' | '.join(names.values())} | over always | over best fixed rule |", rows)
+        found.append([f"{price:g}", *(_cell(checks[f"{own}: utility, {name}"]) for name in names), *gains])
+    return rows(f"| c_v | {' | '.join(names.values())} | over always | over best fixed rule |", found)
 
 
 def tables(checks: Checks) -> dict[str, str]:
@@ -105,7 +101,7 @@ def tables(checks: Checks) -> dict[str, str]:
     made = {start: _prices(checks, start, PRICES, MADE_UP) for start in ("weak", "strong", "learned")}
     made["real"] = _prices(checks, "real modules", REAL_PRICES, REAL_NAMES)
     wanted = {"<=": "at most", ">=": "at least", "==": ""}
-    made["judged"] = _rows(
+    made["judged"] = rows(
         "| what was to be reproduced | here | wanted |",
         [
             [text, _cell(checks[name], digits), f"{wanted[checks[name]['op']]} {checks[name]['threshold']:g}"]
@@ -113,7 +109,7 @@ def tables(checks: Checks) -> dict[str, str]:
         ],
     )
     learnt = [name for name in checks if name.startswith("learned rewriter: ")]
-    made["rewriter"] = _rows(
+    made["rewriter"] = rows(
         "| | here | wanted |",
         [
             [
@@ -127,12 +123,6 @@ def tables(checks: Checks) -> dict[str, str]:
     return made
 
 
-def main() -> None:
-    """Write pictures and tables."""
-    checks = read_checks("verify-or-ship")
-    write("verify-or-ship", PAGE, pictures(checks), tables(checks))
-
-
 def pictures(checks: Checks) -> dict[str, str]:
     """The pictures by name."""
     return {
@@ -144,4 +134,4 @@ def pictures(checks: Checks) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    write("verify-or-ship", PAGE, pictures, tables)

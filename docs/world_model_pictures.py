@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from picture_files import METHODS, Checks, read_checks, table, write
+from picture_files import METHODS, Checks, alike, curve, write
 
 from ramify.base.seeds import generator
 from ramify.methods.world_model import SimulatedEnvironment
@@ -82,8 +82,7 @@ def stingy(checks: Checks) -> str:
         if not found:
             continue
         at = sorted(found)
-        sides = [[(found[n]["interval"] or [found[n]["value"]] * 2)[side] for n in at] for side in (0, 1)]
-        curves.append(Curve(arm, [float(i) for i in range(len(at))], [found[n]["value"] for n in at], sides[0], sides[1]))
+        curves.append(curve(arm, [float(i) for i in range(len(at))], [found[n] for n in at]))
     marks = sorted(
         {int(one[1]) for key in checks if (one := re.fullmatch(r"stingy: real success after (\d+) updates, real", key))}
     )
@@ -100,14 +99,8 @@ def pictures(checks: Checks) -> dict[str, str]:
 
 def tables(checks: Checks) -> dict[str, str]:
     """The tables by name: the figures whose names begin alike."""
-    return {name: table(check for key, check in checks.items() if key.startswith(starts)) for name, starts in TABLES.items()}
-
-
-def main() -> None:
-    """Write pictures and tables."""
-    checks = read_checks(*FILES)
-    write("world-model", PAGE, pictures(checks), tables(checks))
+    return alike(checks, TABLES)
 
 
 if __name__ == "__main__":
-    main()
+    write("world-model", PAGE, pictures, tables, *FILES)

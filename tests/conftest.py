@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command import Verb
 from forked import Forks
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -44,6 +45,11 @@ def tidy() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()
+
+
+@pytest.fixture
+def verb(capsys: pytest.CaptureFixture[str]) -> Verb:
+    return Verb(capsys)
 
 
 @pytest.fixture(scope="session")

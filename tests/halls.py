@@ -10,6 +10,21 @@ from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.model.scripted import ScriptedModel
 
 
+class Stateless:
+    """What an episode of one reply has that keeps nothing."""
+
+    max_turns, system = 1, ""
+
+    def snapshot(self) -> Any:
+        return 0
+
+    def restore(self, snapshot: Any) -> None:
+        pass
+
+    def key(self) -> str | None:
+        return None
+
+
 class Hall:
     """Behind the right-hand side of the second door the way is lost."""
 

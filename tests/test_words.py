@@ -16,21 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 KERNEL = (
     *(
-        "base",
-        "cli",
-        "engine",
-        "env",
-        "integrations",
-        "jobs",
-        "model",
-        "render",
-        "rollout",
-        "sandbox",
-        "score",
-        "testing",
+        "base", "cli", "engine", "env", "integrations", "jobs", "model", "render", "rollout", "sandbox", "score", "testing",
     ),
     *("stats", "trace", "train", "web", "kit.py"),
-)
+)  # fmt: skip
 #: What is held to the words: folders with Python or Markdown, and files.
 METHODS = (
     *("cliffs", "crosscoder", "diagnose", "dspark", "early_decision", "earned_code_memory", "forensics", "governance"),

@@ -195,19 +195,9 @@ def test_the_sample_package_installs_and_its_parts_are_found(sample: tuple[Path,
         done = call(target, "check", kind, name)
         assert done.returncode == 0, done.stdout + done.stderr
     small = [
-        "--updates",
-        "1",
-        "--tokens",
-        "200",
-        "--eval-episodes",
-        "2",
-        "--tasks-per-update",
-        "2",
-        "--train-tasks",
-        "4",
-        "--max-reply",
-        "6",
-    ]
+        "--updates", "1", "--tokens", "200", "--eval-episodes", "2", "--tasks-per-update", "2", "--train-tasks", "4",
+        "--max-reply", "6",
+    ]  # fmt: skip
     done = call(target, "improve", "--env", "lights", *small, "--out", str(tmp_path / "run"), "--json")
     assert done.returncode == 0, done.stderr
     own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest.plugin"]

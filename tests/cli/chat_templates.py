@@ -13,15 +13,9 @@ from ramify.env.tools import describe, tool_json
 from ramify.trace.message import parse_tool_calls
 
 ENDS = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<｜end▁of▁sentence｜>",
-    "<|return|>",
+    "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "<|return|>",
     "<|end|>",
-)
+)  # fmt: skip
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the <|im_end|> shelf"}}\n</tool_call>'
 THOUGHT = "<think>\nI wonder.\n</think>\n\n"
 WORDS = ("hello", " there", " is it", "ok", " no", "\n", " ")

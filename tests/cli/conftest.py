@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -18,41 +17,6 @@ CHAT = [
     {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4 \x1b[31mred</script>"}]},
     {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]},
 ]
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict:
-        return json.loads(self.out.splitlines()[-1])
-
-
-class Verb:
-    """Calls the command line in process and returns what it did."""
-
-    def __init__(self, capsys: pytest.CaptureFixture) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *args: object) -> Outcome:
-        self._capsys.readouterr()
-        code = main([str(arg) for arg in args])
-        return Outcome(code, *self._capsys.readouterr())
-
-    def refused(self, *args: object) -> str:
-        """The one sentence of a call that is bad input."""
-        code, out, err = self(*args)
-        assert (code, out) == (2, ""), (out, err)
-        assert err.startswith("ramify: ")
-        assert err.count("\n") == 1
-        return err.removeprefix("ramify: ").rstrip("\n")
-
-
-@pytest.fixture
-def verb(capsys: pytest.CaptureFixture) -> Verb:
-    return Verb(capsys)
 
 
 @pytest.fixture

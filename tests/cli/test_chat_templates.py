@@ -228,21 +228,9 @@ def test_workers_render_the_same(verb, here: Path, models: dict[str, Path]) -> N
 @pytest.mark.slow
 def test_the_agent_learns_behind_what_it_was_shown(verb, here: Path, models: dict[str, Path]) -> None:
     sizes = [
-        "--updates",
-        "1",
-        "--tokens",
-        "200",
-        "--eval-episodes",
-        "2",
-        "--tasks-per-update",
-        "2",
-        "--train-tasks",
-        "4",
-        "--max-reply",
-        "8",
-        "--tree.roots",
-        "2",
-    ]
+        "--updates", "1", "--tokens", "200", "--eval-episodes", "2", "--tasks-per-update", "2", "--train-tasks", "4",
+        "--max-reply", "8", "--tree.roots", "2",
+    ]  # fmt: skip
     own = here / "own.jinja"
     own.write_text(FORGETS)
     done = verb(

@@ -37,21 +37,9 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def small(model: Path, env: str) -> list[str]:
     sizes = [
-        "--updates",
-        "1",
-        "--tokens",
-        "200",
-        "--eval-episodes",
-        "4",
-        "--tasks-per-update",
-        "2",
-        "--train-tasks",
-        "4",
-        "--max-reply",
-        "8",
-        "--tree.roots",
-        "2",
-    ]
+        "--updates", "1", "--tokens", "200", "--eval-episodes", "4", "--tasks-per-update", "2", "--train-tasks", "4",
+        "--max-reply", "8", "--tree.roots", "2",
+    ]  # fmt: skip
     return ["improve", "--model", f"hf:{model}", "--env", f"factory:chat_templates:{env}", *sizes]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import Verb
 
 import ramify
 from ramify.base import registry
@@ -18,12 +19,6 @@ from ramify.base.errors import BudgetSpentError, NeedsError
 from ramify.cli import main as cli
 
 RAMIFY = [sys.executable, "-m", "ramify.cli.main"]
-
-
-def run(capsys: pytest.CaptureFixture, *args: str) -> tuple[int, str, str]:
-    code = cli.main(args)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def test_help_lists_every_verb_and_method_without_importing_them() -> None:
@@ -42,43 +37,43 @@ def test_help_lists_every_verb_and_method_without_importing_them() -> None:
         assert len(re.findall(pattern, body)) == 1, name
 
 
-def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture) -> None:
-    assert run(capsys)[1] == run(capsys, "--help")[1] == run(capsys, "-h")[1] == cli.FRONT
+def test_no_arguments_show_the_help(verb: Verb) -> None:
+    assert verb()[1] == verb("--help")[1] == verb("-h")[1] == cli.FRONT
 
 
-def test_help_may_come_first(capsys: pytest.CaptureFixture) -> None:
-    assert run(capsys, "--help", "graph-credit", "why") == run(capsys, "graph-credit", "why", "--help")
-    assert run(capsys, "--help", "nonsense")[0] == 2
+def test_help_may_come_first(verb: Verb) -> None:
+    assert verb("--help", "graph-credit", "why") == verb("graph-credit", "why", "--help")
+    assert verb("--help", "nonsense")[0] == 2
 
 
-def test_version(capsys: pytest.CaptureFixture) -> None:
-    assert run(capsys, "--version")[:2] == (0, f"ramify {ramify.__version__}\n")
+def test_version(verb: Verb) -> None:
+    assert verb("--version")[:2] == (0, f"ramify {ramify.__version__}\n")
 
 
-@pytest.mark.parametrize("verb", sorted({*cli.VERBS} - {"mcp"}))  # whose output is its protocol
-def test_every_verb_has_help_and_json(capsys: pytest.CaptureFixture, verb: str) -> None:
-    code, out, err = run(capsys, verb, "--help")
+@pytest.mark.parametrize("name", sorted({*cli.VERBS} - {"mcp"}))  # whose output is its protocol
+def test_every_verb_has_help_and_json(verb: Verb, name: str) -> None:
+    code, out, err = verb(name, "--help")
     assert (code, err) == (0, "")
     assert "--json" in out
 
 
-def test_help_lists_the_settings_of_a_verb_and_of_a_method(capsys: pytest.CaptureFixture) -> None:
+def test_help_lists_the_settings_of_a_verb_and_of_a_method(verb: Verb) -> None:
     for words, flag in ((("rollout",), "--model text"), (("graph-credit", "show"), "--anchor text")):
-        assert flag in run(capsys, *words, "--help")[1].partition(" Settings ")[2]
+        assert flag in verb(*words, "--help")[1].partition(" Settings ")[2]
 
 
-def test_help_shows_basic_settings_and_all_of_them_when_asked(capsys: pytest.CaptureFixture) -> None:
-    code, basic, _ = run(capsys, "improve", "--help")
+def test_help_shows_basic_settings_and_all_of_them_when_asked(verb: Verb) -> None:
+    code, basic, _ = verb("improve", "--help")
     assert (code, "--tokens int" in basic, "--train.beta1" in basic) == (0, True, False)
     assert "--help-all lists " in basic
-    code, everything, _ = run(capsys, "improve", "--help-all")
+    code, everything, _ = verb("improve", "--help-all")
     assert code == 0
     assert "--train.beta1 number" in everything.partition("Advanced settings")[2]
-    assert "--train.beta1" not in run(capsys, "improve", "--help")[1]  # one call does not change the next
+    assert "--train.beta1" not in verb("improve", "--help")[1]  # one call does not change the next
 
 
 def test_settings_of_a_verb_are_defaults_then_files_then_options(
-    capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.toml").write_text('count = 3\ntop_k = 5\nmax_reply = 7\n[tree]\nrule = "random"\n')
@@ -86,22 +81,22 @@ def test_settings_of_a_verb_are_defaults_then_files_then_options(
     files = ["--config", "a.toml", "--config=b.toml"]
     # spelled as people do: an underscore, a value with "=", one of a switch, an option given twice
     words = ["--max_reply", "9", "--count=5", "--allocate", "true", "--seed", "1", "--seed", "2"]
-    code, out, _ = run(capsys, "rollout", *files, *words, "--tree", "--tree-budget", "64", "--dry-run", "--json")
+    code, out, _ = verb("rollout", *files, *words, "--tree", "--tree-budget", "64", "--dry-run", "--json")
     config = json.loads(out)["settings"]
     assert code == 0
     assert (config["count"], config["top_k"], config["max_reply"], config["seed"]) == (5, 6, 9, 2)
     assert (config["tree"]["rule"], config["allocate"]) == ("random", True)
-    assert run(capsys, "rollout", "--config", "a.toml", "--cuont", "3")[2] == (
+    assert verb("rollout", "--config", "a.toml", "--cuont", "3")[2] == (
         "ramify: unknown option --cuont (did you mean '--count'?)\n"
     )
     Path("c.toml").write_text("cuont = 3\n")
-    assert "unknown key 'cuont' in c.toml (did you mean 'count'?)" in run(capsys, "rollout", "--config", "c.toml")[2]
+    assert "unknown key 'cuont' in c.toml (did you mean 'count'?)" in verb("rollout", "--config", "c.toml")[2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_names_verbs_and_settings(capsys: pytest.CaptureFixture, shell: str) -> None:
-    code, out, err = run(capsys, "completion", shell)
+def test_the_completion_script_names_verbs_and_settings(verb: Verb, shell: str) -> None:
+    code, out, err = verb("completion", shell)
     assert (code, err) == (0, "")
     for word in ("improve", "graph-credit", "verify-lossless", "train.lr"):
         assert word in out
@@ -126,8 +121,8 @@ def test_the_completion_script_names_verbs_and_settings(capsys: pytest.CaptureFi
         (["list", "houshold"], "there is no component 'houshold' (did you mean 'household'?)"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture, args: list[str], sentence: str) -> None:
-    code, out, err = run(capsys, *args)
+def test_a_mistake_is_one_sentence_and_exit_code_2(verb: Verb, args: list[str], sentence: str) -> None:
+    code, out, err = verb(*args)
     assert (code, out) == (2, "")
     assert err.startswith("ramify: " + sentence)
     assert err.count("\n") == 1
@@ -145,11 +140,11 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture
     ],
 )
 def test_an_empty_name_of_what_is_written_is_a_sentence(
-    capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     flag = next(word.rstrip("=") for word in words if word.startswith("--"))
-    assert run(capsys, *words) == (2, "", f"ramify: {flag} takes a name, and the one given is empty\n")
+    assert verb(*words) == (2, "", f"ramify: {flag} takes a name, and the one given is empty\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,11 +164,9 @@ def raising(error: BaseException) -> Callable[[object], int]:
         (OSError(28, "No space left on device", "run.sqlite"), 1, "run.sqlite: No space left on device"),
     ],
 )
-def test_exit_codes(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, sentence: str
-) -> None:
+def test_exit_codes(verb: Verb, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, sentence: str) -> None:
     monkeypatch.setattr(cli, "run", raising(error))
-    assert run(capsys, "list") == (code, "", f"ramify: {sentence}\n")
+    assert verb("list") == (code, "", f"ramify: {sentence}\n")
 
 
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,15 +183,15 @@ def test_a_reader_that_leaves_is_met_with_silence() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_escape_sequences_of_an_argument_do_not_reach_the_terminal(capsys: pytest.CaptureFixture) -> None:
-    code, _, err = run(capsys, "list", "\x1b]0;owned\x07x\x1b[31m")
+def test_escape_sequences_of_an_argument_do_not_reach_the_terminal(verb: Verb) -> None:
+    code, _, err = verb("list", "\x1b]0;owned\x07x\x1b[31m")
     assert code == 2
     assert "\x1b" not in err
     assert "\x07" not in err
 
 
-def test_an_unwritable_place_is_a_sentence(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    code, _, err = run(capsys, "repro", "improve", "--out", str(tmp_path / "no" / "x.json"))
+def test_an_unwritable_place_is_a_sentence(verb: Verb, tmp_path: Path) -> None:
+    code, _, err = verb("repro", "improve", "--out", str(tmp_path / "no" / "x.json"))
     assert code == 2
     assert "there is no folder" in err
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command import Verb
 from forked import Forks
 
 import ramify
@@ -65,13 +66,8 @@ def study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType:
     return module
 
 
-def last_line(capsys: pytest.CaptureFixture) -> dict:
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-
-def test_the_json_contract(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
-    assert main(["repro", "study", "--quick", "--json"]) == 0
-    report = last_line(capsys)
+def test_the_json_contract(study: types.ModuleType, verb: Verb) -> None:
+    report = verb.json("repro", "study", "--quick")
     assert list(report) == ["caveats", "slug", "passed", "checks", "seconds", "commit", "model"]
     assert report["checks"][0] == {
         "name": "square",
@@ -86,34 +82,29 @@ def test_the_json_contract(study: types.ModuleType, capsys: pytest.CaptureFixtur
     }
 
 
-def test_sizes(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
+def test_sizes(study: types.ModuleType, verb: Verb) -> None:
     for flags, size in (([], 1), (["--cpu"], 1), (["--quick"], 0), (["--quick", "--cpu"], 0), (["--gpu"], 2)):
-        assert main(["repro", "study", *flags, "--json"]) == 0
-        assert last_line(capsys)["checks"][1]["value"] == size
-    assert main(["repro", "study", "--cpu", "--gpu"]) == 2
-    assert "choose --gpu or --cpu" in capsys.readouterr().err
+        assert verb.json("repro", "study", *flags)["checks"][1]["value"] == size
+    assert "choose --gpu or --cpu" in verb.refused("repro", "study", "--cpu", "--gpu")
 
 
 def test_on_a_real_model_the_reproduction_gets_its_name_and_the_report_says_which(
-    study: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+    study: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: Verb
 ) -> None:
     plain = study.reproduce
     study.real = lambda model, cells, first=0: plain("quick", cells) if model == "builtin" else []
     only(monkeypatch, tmp_path / "real", "real_reproductions", "study", "study_repro:real")
-    assert main(["repro", "study", "--real", "--model", "builtin", "--json"]) == 0
-    assert last_line(capsys)["model"] == "household"
+    assert verb.json("repro", "study", "--real", "--model", "builtin")["model"] == "household"
     for words, said in (
         (["--real", "--cpu"], "--real has one size"),
         (["--model", "smollm2"], "--model goes with --real"),
         (["--real", "--model", "hf:/nowhere"], "there is no folder /nowhere"),
     ):
-        assert main(["repro", "study", *words]) == 2
-        assert said in capsys.readouterr().err
-    assert main(["repro", "others", "--real"]) == 2
-    assert "no real reproduction 'others'" in capsys.readouterr().err
+        assert said in verb.refused("repro", "study", *words)
+    assert "no real reproduction 'others'" in verb.refused("repro", "others", "--real")
 
 
-def test_another_first_seed_has_cells_of_its_own(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
+def test_another_first_seed_has_cells_of_its_own(study: types.ModuleType, verb: Verb) -> None:
     plain = study.reproduce
 
     def reproduce(size: str, cells: ResultCache, first: int = 0) -> list[Check]:
@@ -121,20 +112,19 @@ def test_another_first_seed_has_cells_of_its_own(study: types.ModuleType, capsys
 
     study.reproduce = reproduce
     for seed in (0, 7, 7):
-        assert main(["repro", "study", "--quick", "--seed", str(seed), "--json"]) == 0
-        assert {check["seeds"][0] for check in last_line(capsys)["checks"]} == {seed}
+        report = verb.json("repro", "study", "--quick", "--seed", seed)
+        assert {check["seeds"][0] for check in report["checks"]} == {seed}
     assert CALLS == [3, 3]  # the second call with seed 7 found its cell
 
 
 def test_a_miss_exits_1_and_a_known_miss_is_listed_with_its_reason(
-    study: types.ModuleType, capsys: pytest.CaptureFixture
+    study: types.ModuleType, capsys: pytest.CaptureFixture, verb: Verb
 ) -> None:
     study.threshold = 10.0
     assert main(["repro", "study"]) == 1
     assert "study: MISSED" in capsys.readouterr().out
     study.excuse = "ties on this environment, see docs/methods/study.md"
-    assert main(["repro", "study"]) == 0
-    out = capsys.readouterr().out
+    out = verb.says("repro", "study")
     assert "known_failure" in out
     assert "square: ties on this environment, see docs/methods/study.md" in out
 
@@ -157,7 +147,7 @@ def test_an_interrupt_exits_130_and_says_how_to_continue(study: types.ModuleType
     assert err.startswith("ramify: interrupted; finished cells are kept, so the same command continues")
 
 
-def test_figures_name_commit_versions_and_machine(study: types.ModuleType, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+def test_figures_name_commit_versions_and_machine(study: types.ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "study.json"
     assert main(["repro", "study", "--out", str(out)]) == 0
     figures = json.loads(out.read_text())
@@ -202,7 +192,7 @@ def test_unknown_reproductions_are_a_sentence(study: types.ModuleType, capsys: p
 
 @pytest.mark.slow
 def test_the_seconds_are_those_of_making_not_of_reading(
-    study: types.ModuleType, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    study: types.ModuleType, verb: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slowly(x: int) -> int:
         time.sleep(0.2)
@@ -218,11 +208,9 @@ def test_the_seconds_are_those_of_making_not_of_reading(
     cells_wanted, stop = 1, True
     assert main(["repro", "study"]) == 130
     cells_wanted, stop = 3, False
-    assert main(["repro", "study", "--json"]) == 0
-    whole = last_line(capsys)["seconds"]
+    whole = verb.json("repro", "study")["seconds"]
     assert whole >= 0.6, "with those of the call that was interrupted"
-    assert main(["repro", "study", "--json"]) == 0
-    assert last_line(capsys)["seconds"] == whole
+    assert verb.json("repro", "study")["seconds"] == whole
 
 
 def test_weights_are_kept_with_the_cells_and_forgotten_with_them(
@@ -284,7 +272,7 @@ def test_what_other_code_made_is_made_again(forks: Forks, tmp_path: Path) -> Non
 
 
 def test_without_the_experiments_the_sentence_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, verb: Verb
 ) -> None:
     monkeypatch.setattr(experiments, "found", lambda group: {})
     for verb in (["repro", "cliffs"], ["check", "method", "cliffs"]):
@@ -292,19 +280,15 @@ def test_without_the_experiments_the_sentence_says_what_to_install(
         assert capsys.readouterr().err.endswith("is not installed: pip install ./experiments in a checkout of ramify\n")
 
 
-def test_a_reproduction_of_two_distributions_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
-) -> None:
+def test_a_reproduction_of_two_distributions_is_refused(monkeypatch: pytest.MonkeyPatch, verb: Verb, tmp_path: Path) -> None:
     info = tmp_path / "third_party-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: third-party\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[ramify.reproductions]\ncliffs = nowhere:reproduce\nmine = nowhere:reproduce\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["repro", "mine"]) == 2
-    assert "two distributions bring reproductions of 'cliffs': nowhere:reproduce and " in capsys.readouterr().err
+    assert "two distributions bring reproductions of 'cliffs': nowhere:reproduce and " in verb.refused("repro", "mine")
     (info / "entry_points.txt").write_text("[ramify.reproductions]\nmine = nowhere:reproduce\n")
-    assert main(["repro", "mine"]) == 2
-    assert "mine = 'nowhere:reproduce' of ramify.reproductions cannot be loaded: No module named" in capsys.readouterr().err
+    assert "mine = 'nowhere:reproduce' of ramify.reproductions cannot be loaded: No module named" in verb.refused("repro", "mine")
 
 
 def test_the_installed_distribution_is_the_one_in_the_tree() -> None:

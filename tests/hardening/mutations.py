@@ -39,18 +39,9 @@ ODD: tuple[Any, ...] = (
 )
 #: Texts put in where a value stood: what Python's own writer of JSON cannot make.
 RAW = (
-    "[" * DEEP + "]" * DEEP,
-    '{"a":' * DEEP + "1" + "}" * DEEP,
-    "9" * 5000,
-    "1e999999",
-    "-",
-    "01",
-    "'x'",
-    "\\ud800",
-    "NaN",
-    '"\\ud800\\udc"',
-    "tru",
-)
+    "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "9" * 5000, "1e999999", "-", "01", "'x'", "\\ud800", "NaN",
+    '"\\ud800\\udc"', "tru",
+)  # fmt: skip
 MARK = "@@here@@"
 
 

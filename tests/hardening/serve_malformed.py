@@ -146,28 +146,11 @@ HTTP: tuple[bytes, ...] = (
     b"GET / HTTP/1.1\r\n Host: localhost\r\n\r\n",
 )
 PATHS = (
-    "/v1",
-    "/v1/",
-    "/v1/chat",
-    "/v1/chat/completions/",
-    "/v1/../v1/models/x",
-    "/v1/%2e%2e/etc/passwd",
-    "/v1/models/%00",
-    "/v1/models/..%2f..%2fetc%2fpasswd",
-    "//v1/models",
-    "/V1/MODELS",
-    "/v1/completions%20",
-    "/v1/embeddings",
-    "/v1/files",
-    "/v1/responses",
-    "/admin",
-    "/%ff%fe",
-    "/v1/models/%ed%a0%80",
-    "/v1;/models",
-    "/v1/completions\\x",
-    "http://evil.example/v1/models",
-    "*",
-)
+    "/v1", "/v1/", "/v1/chat", "/v1/chat/completions/", "/v1/../v1/models/x", "/v1/%2e%2e/etc/passwd", "/v1/models/%00",
+    "/v1/models/..%2f..%2fetc%2fpasswd", "//v1/models", "/V1/MODELS", "/v1/completions%20", "/v1/embeddings", "/v1/files",
+    "/v1/responses", "/admin", "/%ff%fe", "/v1/models/%ed%a0%80", "/v1;/models", "/v1/completions\\x",
+    "http://evil.example/v1/models", "*",
+)  # fmt: skip
 
 
 def make_bad(seed: int, host: str) -> Bad:

@@ -50,17 +50,9 @@ def test_one_that_hangs_ends_at_the_second_ctrl_c(tmp_path: Path) -> None:
     """The first asks the loop, which the environment holds; the second does not ask."""
     paths = os.pathsep.join([str(HERE), str(HERE.parent / "rollout")])
     words = [
-        "--model",
-        "factory:worker_parts:walker",
-        "--env",
-        "factory:ray_parts:hanging",
-        "--count",
-        "2",
-        "--attempts",
-        "2",
-        "--out",
-        "run",
-    ]
+        "--model", "factory:worker_parts:walker", "--env", "factory:ray_parts:hanging", "--count", "2", "--attempts", "2",
+        "--out", "run",
+    ]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "ramify.cli.main", "rollout", *words],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -22,6 +22,8 @@ from ramify.trace.node import make_node
 
 CHAT = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "x" * 2000}]}
 
+SMALL = ("--updates", "1", "--tokens", "300", "--eval-episodes", "2", "--train-tasks", "4", "--tasks-per-update", "2")
+
 
 def ramify(*words: object, folder: Path | None = None, out: str = "") -> subprocess.CompletedProcess:
     """The real command in a process of its own; ``out``: a file for its standard output."""
@@ -131,20 +133,7 @@ def test_exports_onto_a_full_disk(small: Path, run: Path) -> None:
 @pytest.mark.slow
 def test_improve_onto_a_full_disk(small: Path) -> None:
     (small / "fill").write_bytes(bytes(250 << 10))
-    words = [
-        "improve",
-        "--updates",
-        "1",
-        "--tokens",
-        "300",
-        "--eval-episodes",
-        "2",
-        "--train-tasks",
-        "4",
-        "--tasks-per-update",
-        "2",
-    ]
-    refused(ramify(*words, "--out", small / "run"), 1)
+    refused(ramify("improve", *SMALL, "--out", small / "run"), 1)
     assert not (small / "run" / "run.sqlite").exists()
 
 
@@ -228,8 +217,7 @@ def test_names_that_are_no_text(tmp_path: Path, chats: Path, run: Path) -> None:
 
 @pytest.mark.slow
 def test_every_verb_that_writes_refuses_a_run_that_is_written(tmp_path: Path, chats: Path) -> None:
-    settings = ["--updates", "1", "--tokens", "300", "--eval-episodes", "2", "--train-tasks", "4", "--tasks-per-update", "2"]
-    assert ramify("improve", *settings, "--out", tmp_path / "run").returncode == 0
+    assert ramify("improve", *SMALL, "--out", tmp_path / "run").returncode == 0
     with contextlib.closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as db, db:
         db.execute("DELETE FROM journal WHERE kind = 'result'")  # a run that is done would tell its result and write nothing
     with Run.open(tmp_path / "run", write=True) as run:
@@ -237,7 +225,7 @@ def test_every_verb_that_writes_refuses_a_run_that_is_written(tmp_path: Path, ch
         (tmp_path / "part").mkdir()
         for words in (["resume", tmp_path / "run"], ["fork", tmp_path / "run", node, "--n", "1"]):
             refused(ramify(*words), 2, "is being written by another process")
-        refused(ramify("improve", *settings, "--out", tmp_path / "run"), 2, "holds a run already")
+        refused(ramify("improve", *SMALL, "--out", tmp_path / "run"), 2, "holds a run already")
         refused(ramify("import", chats, "--run", tmp_path / "run"), 2, "exists already")
         for words in (["show", tmp_path / "run"], ["export", tmp_path / "run", tmp_path / "out.jsonl"]):
             assert ramify(*words).returncode == 0  # readers may read meanwhile

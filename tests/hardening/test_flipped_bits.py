@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sqlite3
 from pathlib import Path
 
 import pytest
+from command import Verb
 
 from ramify.cli.main import main
 from ramify.trace.db import Run
@@ -72,9 +72,8 @@ def test_a_changed_node_is_neither_exported_nor_forked(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_an_undamaged_run_is_said_to_be_so(made: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["check", "run", str(made), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+def test_an_undamaged_run_is_said_to_be_so(made: Path, verb: Verb) -> None:
+    told = verb.json("check", "run", made)
     assert told["conforms"]
     assert [one["check"] for one in told["checks"]] == ["file", "records", "blobs"]
 
@@ -119,6 +118,5 @@ def test_flipped_bits_that_change_a_node_are_found(made: Path, tmp_path: Path) -
     assert found > 0
 
 
-def test_a_check_of_no_run_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["check", "run", str(tmp_path)]) == 2
-    assert "is not a run" in capsys.readouterr().err
+def test_a_check_of_no_run_is_one_sentence(tmp_path: Path, verb: Verb) -> None:
+    assert "is not a run" in verb.refused("check", "run", tmp_path)

@@ -21,18 +21,8 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 #: Formats whose good files are written by ``fuzz_seeds.py``, and every other whose reader has an example as JSON lines.
 FORMS = (
-    "run",
-    "chats",
-    "steps",
-    "trl",
-    "verl",
-    "verifiers",
-    "agents-session",
-    "verify-or-ship",
-    "world",
-    "sqlite",
-    "values",
-)
+    "run", "chats", "steps", "trl", "verl", "verifiers", "agents-session", "verify-or-ship", "world", "sqlite", "values",
+)  # fmt: skip
 EXAMPLES = tuple(name for name, reader in readers().items() if reader.example.startswith("{") and name not in FORMS)
 
 

@@ -57,15 +57,9 @@ def test_a_cheat_gains_nothing(name: str) -> None:
 
 
 RIGHT = {
-    "works elsewhere",
-    "answers early",
-    "another clock",
-    "slows the reference",
-    "looks for the answer",
-    "remembers addresses",
-    "remembers every address",
-    "only the last calls",
-}
+    "works elsewhere", "answers early", "another clock", "slows the reference", "looks for the answer",
+    "remembers addresses", "remembers every address", "only the last calls",
+}  # fmt: skip
 """Cheats whose trick may have nothing to take hold of here, the last two in batches of few calls or on a busy machine:
 they then compute what they should, and are no faster. In long batches both are wrong, as the test above says."""
 

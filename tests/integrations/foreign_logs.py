@@ -20,12 +20,6 @@ def example(form: str) -> Any:
     return json.loads(formats.readers()[form].example)
 
 
-def write(path: Path, *records: object) -> Path:
-    """A file with these records, one a line."""
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 class Taken:
     """A run that a file became, recognised by itself."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import write
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
@@ -18,11 +19,6 @@ from ramify.trace.node import Node
 
 PICTURE = base64.b64encode(b"a picture").decode()
 ODD: tuple[Any, ...] = (None, 3, -1.5, True, "x", [], {}, [3], [None], {"x": 1}, [{"type": "x"}], [{"type": "tool_result"}])
-
-
-def write(path: Path, *records: Any) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def read(file: Path, folder: Path) -> Run:

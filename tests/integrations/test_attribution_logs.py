@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from foreign_logs import Taken, example, refused, write
+from foreign_logs import Taken, example, refused
+from records import write
 
 from ramify.cli.main import main
 from ramify.trace.db import Run

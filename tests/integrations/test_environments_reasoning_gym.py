@@ -21,13 +21,9 @@ reasoning_gym = pytest.importorskip(
     "reasoning_gym", reason="reasoning-gym is not installed: THE reasoning-gym DOOR IS NOT TESTED"
 )
 DATASETS = [
-    "leg_counting",
-    "chain_sum?min_terms=2&max_terms=3",
-    "letter_counting",
-    "graph_color",
-    "knights_knaves",
+    "leg_counting", "chain_sum?min_terms=2&max_terms=3", "letter_counting", "graph_color", "knights_knaves",
     "basic_arithmetic",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dataset", DATASETS)

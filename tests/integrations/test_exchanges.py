@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Verb
+from records import write
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
@@ -21,15 +23,10 @@ from ramify.trace.view import View, views
 PIXEL = base64.b64encode(b"\x89PNG pixel").decode()
 
 
-def lines(path: Path, *records: object) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 def taken(tmp_path: Path, *records: object, name: str = "in") -> list[View]:
     """The attempts of the run that a file of these records becomes, whose format is seen from them."""
     folder = tmp_path / f"{name}-run"
-    convert.read_run(lines(tmp_path / f"{name}.jsonl", *records), folder)
+    convert.read_run(write(tmp_path / f"{name}.jsonl", *records), folder)
     with Run.open(folder) as run:
         return sorted(views(run, unjudged=True), key=lambda view: view.leaf)
 
@@ -40,7 +37,7 @@ def texts(view: View) -> list[tuple[str, str]]:
 
 def refused(tmp_path: Path, form: str, *records: object) -> str:
     with pytest.raises(UserError) as caught:
-        convert.read_run(lines(tmp_path / "bad.jsonl", *records), tmp_path / "bad", form)
+        convert.read_run(write(tmp_path / "bad.jsonl", *records), tmp_path / "bad", form)
     assert not (tmp_path / "bad").exists()
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(str(tmp_path / "bad.jsonl"), "FILE")
@@ -379,44 +376,36 @@ SHARED = {
 }
 
 
-def test_sharegpt_turns_become_messages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_sharegpt_turns_become_messages(verb: Verb, tmp_path: Path) -> None:
     (view,) = taken(tmp_path, SHARED)
     assert [m.role for m in view.messages] == ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
     assert [call.name for call in view.messages[2].message.calls] == ["add", "add"]
     assert [m.data.get("tool_call_id") for m in view.messages if m.role == "tool"] == ["call_0", "call_1", None]
     assert [call.name for call in view.messages[5].message.calls] == ["add"]
     assert (view.task, view.success) == ("sum", True)
-    assert main(["import", str(tmp_path / "in.jsonl"), "--run", str(tmp_path / "verb")]) == 0
-    assert "'weight' of 2 turns does not describe an attempt: ignored\n'loss' of 1 turns" in capsys.readouterr().out
-    assert main(["import", str(tmp_path / "in.jsonl"), "--run", str(tmp_path / "json"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ignored"] == {
+    assert "'weight' of 2 turns does not describe an attempt: ignored\n'loss' of 1 turns" in verb.says(
+        "import", tmp_path / "in.jsonl", "--run", tmp_path / "verb"
+    )
+    assert verb.json("import", tmp_path / "in.jsonl", "--run", tmp_path / "json")["ignored"] == {
         "weight": {"count": 2, "what": "turns"},
         "loss": {"count": 1, "what": "turns"},
     }
 
 
-def test_sharegpt_goes_out_and_comes_in_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_sharegpt_goes_out_and_comes_in_again(verb: Verb, tmp_path: Path) -> None:
     (first,) = taken(tmp_path, SHARED)
     assert main(["export", str(tmp_path / "in-run"), str(tmp_path / "out.jsonl"), "--to", "sharegpt"]) == 0
     (row,) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [t["from"] for t in row["conversations"]] == [
-        "system",
-        "human",
-        "function_call",
-        "observation",
-        "observation",
-        "gpt",
-        "observation",
-        "gpt",
-    ]
+        "system", "human", "function_call", "observation", "observation", "gpt", "observation", "gpt",
+    ]  # fmt: skip
     (again,) = taken(tmp_path, row, name="again")
     assert (texts(again), again.task, again.reward) == (texts(first), "sum", 1.0)
     taken(tmp_path, SUM, name="thinks")
     assert main(["export", str(tmp_path / "thinks-run"), str(tmp_path / "t.jsonl"), "--to", "sharegpt"]) == 0
     value = json.loads((tmp_path / "t.jsonl").read_text())["conversations"][2]["value"]
     assert value.startswith("<think>\nTwo sums.\n</think>\n\nBoth.\n<tool_call>\n")
-    assert main(["export", str(tmp_path / "in-run"), str(tmp_path / "x.json"), "--to", "sharegpt"]) == 2
-    assert "ends in .jsonl" in capsys.readouterr().err
+    assert "ends in .jsonl" in verb.refused("export", tmp_path / "in-run", tmp_path / "x.json", "--to", "sharegpt")
 
 
 def test_sharegpt_as_one_list_and_as_preferences(tmp_path: Path) -> None:
@@ -465,8 +454,8 @@ def test_chats_say_which_reader_a_message_needs(tmp_path: Path) -> None:
         == "FILE:1: message 0 holds 'function_call', which is an item of OpenAI's Responses interface: import it with --from "
         "responses"
     )
-    convert.read_run(lines(tmp_path / "both.jsonl", plain, blocks), tmp_path / "both", "anthropic")
-    assert formats.formats(lines(tmp_path / "verl.jsonl", {"input": "q", "output": "a", "score": 1.0})) == ["verl"]
+    convert.read_run(write(tmp_path / "both.jsonl", plain, blocks), tmp_path / "both", "anthropic")
+    assert formats.formats(write(tmp_path / "verl.jsonl", {"input": "q", "output": "a", "score": 1.0})) == ["verl"]
 
 
 def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:

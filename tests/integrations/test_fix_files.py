@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from chat_server import CODER, ChatServer, call, chat_server, results
+from command import Verb
 
 from ramify.cli.main import main
 from ramify.integrations.harnesses.worktrees import base_commit, commit_with, edited_text, file_at, git, patch_between
@@ -85,28 +86,21 @@ def recorded(server: ChatServer, n: int = 2) -> None:
     assert main([*words, sys.executable, str(Path.cwd() / "coder.py"), "Do what AGENTS.md says."]) == 0
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["fix", "run", *words, "--json"]) == 0
-    return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
-
-
 def test_the_text_that_helps_is_accepted_and_its_patch_applies(
-    repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]
+    repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str], verb: Verb
 ) -> None:
     recorded(server, n=1)
     state = [("status", "--porcelain"), ("rev-parse", "HEAD"), ("branch", "-a"), ("log", "--format=%H")]
     before = [git(repo, *words) for words in state]
     words = ["--file", "repo/AGENTS.md", "--try", "helps.md", "--attempts", "4", "--level", "0.5"]
-    assert main(["fix", "run", *words, "--dry-run"]) == 0
-    dry = capsys.readouterr().out
+    dry = verb.says("fix", "run", *words, "--dry-run")
     assert "8" in dry
     assert "the file" not in dry
     assert main(["fix", "run", "--file", "repo/AGENT.md", "--try", "helps.md", "--dry-run"]) == 0  # as somebody mistypes it
     dry = capsys.readouterr().out
     assert "AGENT.md is new: the repository has none" in dry
     assert "TriedOptions" not in dry
-    found = told(capsys, *words, "--write", ".")
+    found = verb.json("fix", "run", *words, "--write", ".")
     assert accepted(found) == ["helps.md"]
     assert (found["node"], found["unscreened"], found["attempts"], found["failed"]) == ("", ["helps.md"], 8, 0)
     assert "nothing was screened" in found["caveats"][0]
@@ -114,26 +108,24 @@ def test_the_text_that_helps_is_accepted_and_its_patch_applies(
     subprocess.run(["git", "-C", str(repo), "apply", str(Path("fix.patch").resolve())], check=True)
     assert (repo / "AGENTS.md").read_text() == HELPS
     asked = len(server.asked)
-    again = told(capsys, *words)
+    again = verb.json("fix", "run", *words)
     assert (again["confirmed"], again["call"], len(server.asked)) == (found["confirmed"], 1, asked)  # read, not played
-    assert main(["test", "run"]) == 0
-    assert "1 attempt at 1 task" in capsys.readouterr().out  # what was tried counts in no rate
+    assert "1 attempt at 1 task" in verb.says("test", "run")  # what was tried counts in no rate
     with Run.open("run") as run:
         (tree,) = (info.name for info in run.trees() if " with AGENTS.md " in info.name)
         node = next(node.id for node in run.tree(tree).nodes.values() if "area.py" in json.dumps(node.data.get("tool_calls")))
-    assert main(["fork", "run", node, "--n", "1", "--json"]) == 0  # it begins with that text again
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["fork"]["successes"] == 1
+    assert verb.json("fork", "run", node, "--n", "1")["fork"]["successes"] == 1
 
 
 @pytest.mark.slow
-def test_what_was_shown_is_screened_at_the_step(repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_shown_is_screened_at_the_step(repo: Path, server: ChatServer, verb: Verb) -> None:
     recorded(server)
     tries = ["--file", "repo/AGENTS.md", "--try", "helps.md", "--try", "reworded.md", "--n", "8"]
-    found = told(capsys, reply_with("area.py"), *tries)
+    found = verb.json("fix", "run", reply_with("area.py"), *tries)
     assert accepted(found) == ["helps.md"]
     assert {row["intervention"]: row["hits"] for row in found["screened"]}["helps.md"] == 8
     assert found["unscreened"] == []
-    first = told(capsys, reply_with("cat AGENTS.md"), *tries)  # there the agent had not read it
+    first = verb.json("fix", "run", reply_with("cat AGENTS.md"), *tries)  # there the agent had not read it
     assert (first["screened"], first["unscreened"], first["call"]) == ([], ["helps.md", "reworded.md"], 2)
     assert "not shown to the agent before the step" in first["caveats"][0]
     assert any("1 call before this one" in caveat for caveat in first["caveats"])
@@ -143,15 +135,17 @@ def test_what_was_shown_is_screened_at_the_step(repo: Path, server: ChatServer, 
 
 
 @pytest.mark.slow
-def test_tools_rules_and_a_target(repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tools_rules_and_a_target(repo: Path, server: ChatServer, verb: Verb) -> None:
     recorded(server)
     Path("tool.json").write_text(json.dumps({"tool": {"name": "shell", "description": "Multiply the sides."}}))
     words = ["--try", "tool.json", "--rule", "Multiply the sides.", "--rule", "Be kind.", "--n", "8"]
-    found = told(capsys, reply_with("area.py"), *words)
+    found = verb.json("fix", "run", reply_with("area.py"), *words)
     assert "+Multiply the sides." in found["diffs"]["tool.json"].splitlines()
     assert set(accepted(found)) == {"tool.json", "rule 1"}
     asked = len(server.asked)
-    aimed = told(capsys, reply_with("area.py"), "--rule", "Multiply the sides.", "--n", "8", "--target", r"says:a \* b")
+    aimed = verb.json(
+        "fix", "run", reply_with("area.py"), "--rule", "Multiply the sides.", "--n", "8", "--target", r"says:a \* b"
+    )
     assert (aimed["target"], accepted(aimed)) == (r"says:a \* b", ["rule 1"])
     assert aimed["screened"][0]["hits"] == 8
     screened = 2 * 8  # one reply each, and not the rest of the attempt
@@ -163,20 +157,18 @@ def test_tools_rules_and_a_target(repo: Path, server: ChatServer, capsys: pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--file", "repo/AGENTS.md")])
-def test_what_a_model_proposes(
-    repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
+def test_what_a_model_proposes(repo: Path, server: ChatServer, verb: Verb, words: tuple[str, ...]) -> None:
     recorded(server)
-    found = told(capsys, reply_with("area.py"), "--propose", server.model, "--n", "8", *words)
+    found = verb.json("fix", "run", reply_with("area.py"), "--propose", server.model, "--n", "8", *words)
     assert (found["proposed"], found["unread"]) == (3, 2)
     assert accepted(found) == ["chat:scripted 1"]
     assert "+Multiply the sides." in found["diffs"]["chat:scripted 1"].splitlines()
     assert sum("Propose" in json.dumps(body) for body in server.bodies) == 1
-    told(capsys, reply_with("area.py"), "--propose", server.model, "--n", "8", *words)
+    verb.json("fix", "run", reply_with("area.py"), "--propose", server.model, "--n", "8", *words)
     assert sum("Propose" in json.dumps(body) for body in server.bodies) == 1  # what it said is kept
 
 
-def test_mistakes_with_files_are_one_sentence(repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_with_files_are_one_sentence(repo: Path, server: ChatServer, verb: Verb) -> None:
     recorded(server, n=1)
     os.symlink("AGENTS.md", repo / "CLAUDE.md")
     diff = "--- AGENTS.md\n+++ new.md\n@@ -1 +1 @@\n-# Other\n+# Rules\n"
@@ -194,8 +186,7 @@ def test_mistakes_with_files_are_one_sentence(repo: Path, server: ChatServer, ca
         (["--rule", "Be kind.", "--target", "same"], "the step as it was"),
         ([reply_with("area.py"), "--propose", "cause"], "no cause of step"),
     ):
-        assert main(["fix", "run", *words]) == 2, words
-        assert said in capsys.readouterr().err
+        assert said in verb.refused("fix", "run", *words)
 
 
 def test_a_commit_that_differs_in_one_file(repo: Path) -> None:
@@ -249,9 +240,7 @@ def operator(shown: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", HARNESSES)
-def test_a_real_harness_and_its_file(
-    name: str, repo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_real_harness_and_its_file(name: str, repo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: Verb) -> None:
     """Of `.ci/harnesses`, which installs each in an environment of its own and names their folder."""
     where = os.environ.get("RAMIFY_HARNESSES", "")
     if not (Path(where) / name / "bin" / name).exists():
@@ -271,7 +260,7 @@ def test_a_real_harness_and_its_file(
                 tries.insert(
                     0, next(node.id for node, _ in run.tree(lost.tree).path(lost.leaf).segments if node.role == "assistant")
                 )
-        found = told(capsys, *tries, "--write", "new.patch")
+        found = verb.json("fix", "run", *tries, "--write", "new.patch")
         assert bool(found["screened"]) == (name == "aider")
     print(json.dumps({key: value for key, value in found.items() if key not in ("edits", "diffs")}))
     assert found["failed"] == 0

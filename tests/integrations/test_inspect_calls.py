@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Verb
 
 pytest.importorskip("inspect_ai", reason="inspect_ai is not installed: CALLS IN INSPECT LOGS ARE NOT TESTED")
 pytestmark = [
@@ -19,7 +19,6 @@ pytestmark = [
 ]
 
 from ramify.base.errors import UserError  # noqa: E402
-from ramify.cli.main import main  # noqa: E402
 from ramify.methods.governance.lost_rules import audit  # noqa: E402
 from ramify.methods.governance.written_rules import Rule  # noqa: E402
 
@@ -82,44 +81,38 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def audited(logs: Path, name: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+def audited(logs: Path, name: str, verb: Verb) -> tuple[int, dict[str, Any]]:
     log = next((logs / name).glob("*.eval"))
-    words = ["governance", "audit", str(log), "--from", "inspect-calls", "--rules", str(logs / "rules.txt"), "--strict", "--json"]
-    code = main(words)
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert code == bool(found["rules"][0]["lost"])
-    return code, found
+    done = verb("governance", "audit", log, "--from", "inspect-calls", "--rules", logs / "rules.txt", "--strict", "--json")
+    assert done.code == bool(done.json["rules"][0]["lost"])
+    return done.code, done.json
 
 
 def by(found: dict[str, Any]) -> Counter[str | None]:
     return Counter(compaction["strategy"] for compaction in found["compactions"])
 
 
-def test_the_summarisers_own_request_is_no_reply_of_an_agent_that_is_pinned(
-    logs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, found = audited(logs, "pinned", capsys)
+def test_the_summarisers_own_request_is_no_reply_of_an_agent_that_is_pinned(logs: Path, verb: Verb) -> None:
+    code, found = audited(logs, "pinned", verb)
     assert (code, found["replies"], found["other_calls"], by(found)) == (0, 11, {"compaction": 2}, {"CompactionSummary": 2})
     assert found["rules"][0]["replies_since_stated"] == 11
     assert found["verdict"] == "nothing stands out: no rule was lost"
-    code, found = audited(logs, "bare", capsys)
+    code, found = audited(logs, "bare", verb)
     assert (code, found["replies"], [loss["step"] for loss in found["rules"][0]["lost"]]) == (1, 11, [6])
     assert found["rules"][0]["replies_without"] == 6
     assert found["verdict"] == "compaction dropped 1 of 1 rules"
 
 
 @pytest.mark.parametrize(("name", "count", "lost"), [("still", 12, 0), ("alike", 8, 1)])
-def test_every_compaction_of_the_log_counts(
-    logs: Path, capsys: pytest.CaptureFixture[str], name: str, count: int, lost: int
-) -> None:
+def test_every_compaction_of_the_log_counts(logs: Path, verb: Verb, name: str, count: int, lost: int) -> None:
     """Trimming that leaves as many messages as there were, and trimming of messages that are all alike."""
-    _, found = audited(logs, name, capsys)
+    _, found = audited(logs, name, verb)
     assert by(found) == {"CompactionTrim": count}
     assert len(found["rules"][0]["lost"]) == lost
 
 
-def test_behind_a_providers_own_compaction_a_rule_is_unknown(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = audited(logs, "native", capsys)
+def test_behind_a_providers_own_compaction_a_rule_is_unknown(logs: Path, verb: Verb) -> None:
+    code, found = audited(logs, "native", verb)
     (rule,) = found["rules"]
     assert (code, by(found), rule["replies_unknown"], rule["replies_without"], rule["calls_without"]) == (
         0,
@@ -131,8 +124,8 @@ def test_behind_a_providers_own_compaction_a_rule_is_unknown(logs: Path, capsys:
     assert "after a provider's own compaction" in found["verdict"]
 
 
-def test_scorers_and_agents_inside_tools_are_not_the_agent(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = audited(logs, "graded", capsys)
+def test_scorers_and_agents_inside_tools_are_not_the_agent(logs: Path, verb: Verb) -> None:
+    code, found = audited(logs, "graded", verb)
     assert (code, found["other_calls"], found["sessions"], found["compactions"]) == (0, {"scoring": 1}, 2, [])
     assert found["rules"][0]["stated_in"] == 1
 

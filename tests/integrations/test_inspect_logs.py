@@ -51,19 +51,9 @@ def read(path: Path) -> dict[tuple[Any, int], Any]:
 def content(sample: Any) -> Any:
     """Everything a sample says, but for the ids of messages that its epochs share, and what is not read."""
     kept = {
-        "id",
-        "epoch",
-        "input",
-        "target",
-        "choices",
-        "scores",
-        "metadata",
-        "uuid",
-        "model_usage",
-        "limit",
-        "error",
+        "id", "epoch", "input", "target", "choices", "scores", "metadata", "uuid", "model_usage", "limit", "error",
         "turn_count",
-    }
+    }  # fmt: skip
     record = sample.model_dump(include=kept)
     record["scores"] = dict(sorted(record["scores"].items()))
     record["messages"] = [message.model_dump(exclude={"id"}) for message in sample.messages]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_logs import Taken, example, refused, write
+from foreign_logs import Taken, example, refused
+from records import write
 
 from ramify.cli.main import main
 

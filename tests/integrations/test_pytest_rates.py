@@ -132,13 +132,8 @@ def test_a_users_tests_that_may_flip(tmp_path: Path) -> None:
     cases = {str(case.get("name")): case for case in ET.parse(tmp_path / "out.xml").getroot().iter("testcase")}
     bad = {name: str(kind.get("message")) for name, case in cases.items() for kind in case if kind.tag in ("failure", "error")}
     assert set(bad) == {
-        "test_a_coin",
-        "test_nobody_there",
-        "test_broken_code",
-        "test_a_wrong_word",
-        "test_what_cannot_be_shown",
-        "test_it",
-    }, out
+        "test_a_coin", "test_nobody_there", "test_broken_code", "test_a_wrong_word", "test_what_cannot_be_shown", "test_it",
+    }, out  # fmt: skip
     assert "that does not show a rate of 0.8 or more" in bad["test_a_coin"]
     assert "x the coin said no" in bad["test_a_coin"]
     assert "pass^2" in bad["test_a_coin"]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from chat_server import CODER, ChatServer, call, chat_server, results
+from command import Verb
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
@@ -118,7 +119,7 @@ def left(repo: Path) -> list[str]:
 
 
 def test_a_client_as_it_is_is_recorded_continued_and_forked(
-    repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]
+    repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str], verb: Verb
 ) -> None:
     assert main(record(server, harness="client.py", n=1)) == 0
     assert main(record(server, harness="client.py")) == 0  # the same command, with one attempt more
@@ -128,8 +129,7 @@ def test_a_client_as_it_is_is_recorded_continued_and_forked(
     place = {body["messages"][0]["content"].rpartition(" in ")[2] for body in server.asked}
     assert place == {"/ramify/worktree."}
     asked = len(server.asked)
-    assert main(["fork", "run", reply_with("a + b"), "--n", "2", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = verb.json("fork", "run", reply_with("a + b"), "--n", "2")
     assert (told["fork"]["successes"], told["fork"]["n"]) == (1, 2), told
     assert len(server.asked) - asked == 4  # of each fork the step itself and the last reply: the rest was recorded
     assert (repo / "area.py").read_text() == "# to do\n"
@@ -137,13 +137,11 @@ def test_a_client_as_it_is_is_recorded_continued_and_forked(
 
 
 @pytest.mark.slow
-def test_why_needs_nothing_more(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_needs_nothing_more(repo: Path, verb: Verb) -> None:
     with chat_server(script("+**+*", ("cat area.py", "{write}", "cat area.py"))) as server:
         assert main(record(server)) == 0
         assert outcomes() == [False, True]
-        capsys.readouterr()
-        assert main(["why", "run", "--samples", "60", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
+        told = verb.json("why", "run", "--samples", "60")
     assert told["verdict"] == "step"
     assert "a + b" in told["action"]
 
@@ -173,7 +171,7 @@ def test_who_decides(
     assert ("2 x exit code 3: done" in capsys.readouterr().out) == bool(ends)
 
 
-def test_what_is_not_the_models_fault(repo: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_the_models_fault(repo: Path, server: ChatServer, verb: Verb) -> None:
     Path("coder.py").write_text("import sys; sys.exit('no such option')")
     assert main(record(server, n=1)) == 1
     assert failures() == ["env: the command ended with exit code 1 before it asked a model: no such option"]
@@ -185,10 +183,8 @@ def test_what_is_not_the_models_fault(repo: Path, server: ChatServer, capsys: py
     assert left(repo) == []
     limited = [("few" if word == "run" else word) for word in record(server, "--calls", "1", n=1)]
     server.model = limited[limited.index("--model") + 1] = model
-    assert main(limited) == 0
-    assert "1 x cut off after the most calls" in capsys.readouterr().out
-    assert main(record(server, "--seconds", "1")) == 2
-    assert "another seconds: 3600, now 1.0" in capsys.readouterr().err
+    assert "1 x cut off after the most calls" in verb.says(*limited)
+    assert "another seconds: 3600, now 1.0" in verb.refused(*record(server, "--seconds", "1"))
 
 
 def test_a_check_that_takes_too_long_decides_nothing(repo: Path, server: ChatServer) -> None:

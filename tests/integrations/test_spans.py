@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import write
 
 from ramify.base.errors import UserError
 from ramify.trace import convert, intake, lines
@@ -22,11 +23,6 @@ LOOKED = {"role": "assistant", "content": "I look.", "tool_calls": [CALL]}
 TOLD = {"role": "tool", "tool_call_id": "call_1", "content": "4 degrees"}
 SAID = {"role": "assistant", "content": "No: 4 degrees."}
 TALK = [("user", ASKED["content"]), ("assistant", "I look."), ("tool", "4 degrees"), ("assistant", "No: 4 degrees.")]
-
-
-def write(path: Path, *records: object) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def read(path: Path, form: str) -> list[View]:

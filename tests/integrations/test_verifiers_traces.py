@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from records import write
 
 from ramify.base.errors import UserError
 from ramify.integrations.formats import verifiers
@@ -27,11 +28,6 @@ def run(tmp_path: Path) -> Any:
     assert read_run(TRACES, tmp_path / "run") == "verifiers"
     with Run.open(tmp_path / "run") as opened:
         yield opened
-
-
-def write(path: Path, *records: object) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def paths(trace: dict) -> list[list[int]]:

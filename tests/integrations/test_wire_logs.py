@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import write
 
 from ramify.base.errors import UserError
 from ramify.integrations.formats.protocols import ANTHROPIC, CHAT, RESPONSES, streamed
@@ -162,11 +163,6 @@ def test_streams_that_break_off_or_call_tools() -> None:
 # --- Batch ----------------------------------------------------------------------------------------------------------------
 
 
-def jsonl(path: Path, *records: object) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 def request(name: str, body: dict[str, Any], url: str = "/v1/chat/completions") -> dict[str, Any]:
     return {"custom_id": name, "method": "POST", "url": url, "body": body}
 
@@ -180,14 +176,14 @@ def test_batch_answers_find_their_requests(tmp_path: Path) -> None:
     responses = {"model": "m1", "input": "Is it warm in Oslo?"}
     output = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "No."}]}]
     expired = {"code": "batch_expired", "message": "not in time"}
-    jsonl(
+    write(
         tmp_path / "in.jsonl",
         request("a", body),
         request("b", responses, "/v1/responses"),
         request("c", body),
         request("d", body),
     )
-    file = jsonl(
+    file = write(
         tmp_path / "out.jsonl",
         {"id": "x", "custom_id": "c", "response": None, "error": expired},
         answer("b", {"object": "response", "output": output}),
@@ -199,7 +195,7 @@ def test_batch_answers_find_their_requests(tmp_path: Path) -> None:
         assert len({attempt.tree for attempt in attempts}) == 1
         assert sorted(str(attempt.failure) for attempt in attempts) == ["None", "None", "None", "batch_expired: not in time"]
         assert [(item.key, item.payload["count"]) for item in run.journal("ignored")] == [("without an answer", 1)]
-    whole = jsonl(
+    whole = write(
         tmp_path / "whole.jsonl",
         *map(json.loads, (tmp_path / "in.jsonl").read_text().splitlines()),
         answer("a", {"choices": [{"message": SAID}]}),
@@ -210,30 +206,30 @@ def test_batch_answers_find_their_requests(tmp_path: Path) -> None:
 
 
 def test_batch_requests_alone_and_answers_alone(tmp_path: Path) -> None:
-    asked = jsonl(tmp_path / "in.jsonl", request("a", {"messages": [ASKED]}))
+    asked = write(tmp_path / "in.jsonl", request("a", {"messages": [ASKED]}))
     assert refused(asked).startswith("FILE holds 1 requests of a batch and no answer: import the output file")
-    lonely = jsonl(tmp_path / "out.jsonl", answer("b", {"choices": [{"message": SAID}]}))
+    lonely = write(tmp_path / "out.jsonl", answer("b", {"choices": [{"message": SAID}]}))
     assert "FILE:1: there is no request 'b' in the file or beside it" in refused(lonely)
 
 
 def test_a_run_asked_again_as_a_batch(tmp_path: Path) -> None:
     chat = {"task": "oslo", "messages": [ASKED, LOOKED, TOLD, SAID], "reward": 0.0}
     other = {"task": "oslo", "messages": [ASKED, LOOKED, TOLD, {**SAID, "content": "Yes."}], "reward": 1.0}
-    convert.read_run(jsonl(tmp_path / "chats.jsonl", chat, other), tmp_path / "run")
-    write = formats.writers()["openai-batch"].write
+    convert.read_run(write(tmp_path / "chats.jsonl", chat, other), tmp_path / "run")
+    out = formats.writers()["openai-batch"].write
     again = tmp_path / "again"
     again.mkdir()
     with Run.open(tmp_path / "run") as run:
         with pytest.raises(UserError, match="name one with --model"):
-            write(run, again / "in.jsonl")
-        assert write(run, again / "first.jsonl", model="m2", steps="first", n="2") == 1
-        assert write(run, again / "in.jsonl", model="m2") == 2  # what two attempts were shown alike is asked once
+            out(run, again / "in.jsonl")
+        assert out(run, again / "first.jsonl", model="m2", steps="first", n="2") == 1
+        assert out(run, again / "in.jsonl", model="m2") == 2  # what two attempts were shown alike is asked once
     rows = [json.loads(line) for line in (again / "in.jsonl").read_text().splitlines()]
     assert [len(row["body"]["messages"]) for row in rows] == [1, 3]
     assert rows[1]["body"]["messages"][2] == {"role": "tool", "content": "4 degrees", "tool_call_id": "call_1"}
     assert json.loads((again / "first.jsonl").read_text())["body"]["n"] == 2
     (again / "first.jsonl").unlink()
-    jsonl(again / "out.jsonl", *(answer(row["custom_id"], {"choices": [{"message": SAID}]}) for row in rows))
+    write(again / "out.jsonl", *(answer(row["custom_id"], {"choices": [{"message": SAID}]}) for row in rows))
     before = len(views_of(tmp_path / "run"))
     intake.take([again / "out.jsonl"], tmp_path / "run")
     with Run.open(tmp_path / "run") as run:

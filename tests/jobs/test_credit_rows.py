@@ -25,7 +25,6 @@ from ramify.score.credit.imitate import Imitate
 from ramify.score.credit.protocol import CreditGroup, credit_group
 from ramify.trace.db import Run
 from ramify.trace.message import Message
-from ramify.train.batch import row_from_path
 from ramify.train.fidelity import logprobs
 
 SHAPE = TinyConfig(vocab=1200, width=16, layers=1, heads=2, kv_heads=1, head_size=8, ffn=32, context=4096)
@@ -64,7 +63,7 @@ def test_compacted_attempts_become_rows_that_train_each_sampled_token_once(tmp_p
                 paths = [made.trees[a.tree].path(a.leaf) for a in played if a.outcome]
                 weights = credit_group(run, Imitate(), CreditGroup.of(run, "g", made.trees))
                 wins = training_rows(run, made.trees, played, weights, 4.0)
-                assert [row.tokens.tolist() for row in wins] == [row_from_path(path).tokens.tolist() for path in paths]
+                assert [row.tokens.tolist() for row in wins] == [path.tokens.tolist() for path in paths]
             found = credit_group(run, G2po(), CreditGroup.of(run, "g", made.trees))
             for row in training_rows(run, made.trees, played, found, 0.5):
                 assert np.abs(row.token_values["advantage"]).max() <= 0.5

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Verb
 from halls import Halls
 
 import ramify
@@ -107,26 +108,25 @@ def test_edits_that_change_nothing_are_accepted_at_most_at_the_level(tmp_path: P
     assert accepted <= 7
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line(tmp_path: Path, verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
     path, node = played(tmp_path / "run")
     monkeypatch.setattr("halls.walker", walker, raising=False)
     who = ("--model", "factory:halls:walker", "--env", "factory:halls:Halls")
     edit = tmp_path / "left.json"
     edit.write_text(json.dumps({"rule": {"add": HELPS}}))
-    capsys.readouterr()
-    assert main(["fix", str(path), node[:12], "--rule", REWORDS, "--dry-run"]) == 2
-    assert "nothing to continue with: name them (--model, --env" in capsys.readouterr().err
-    assert main(["fix", str(path), node[:12], "--rule", REWORDS, "--dry-run", "--json", *who]) == 0
-    assert "96" in capsys.readouterr().out  # twice 16 at the step and 8 at each of 4 tasks
-    assert main(["fix", str(path), node, "--try", str(edit), *who]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    assert "nothing to continue with: name them (--model, --env" in verb.refused(
+        "fix", path, node[:12], "--rule", REWORDS, "--dry-run"
+    )
+    assert "96" in verb.says(
+        "fix", path, node[:12], "--rule", REWORDS, "--dry-run", "--json", *who
+    )  # twice 16 at the step and 8 at each of 4 tasks
+    out = " ".join(verb.says("fix", path, node, "--try", edit, *who).split())
     assert "left.json helps" in out
     assert "Nothing was written" in out
     kept = tmp_path / "kept.json"
     assert main(["fix", str(path), node, "--try", str(edit), "--write", str(kept), *who]) == 0
     assert json.loads(kept.read_text()) == {"rule": {"add": HELPS}}
-    assert main(["show", str(path)]) == 0
-    assert "left.json helps" in " ".join(capsys.readouterr().out.split())
+    assert "left.json helps" in " ".join(verb.says("show", path).split())
 
 
 def test_a_target_counts_what_a_reply_does(tmp_path: Path) -> None:
@@ -142,12 +142,11 @@ def test_a_target_counts_what_a_reply_does(tmp_path: Path) -> None:
     assert len(turns) == 4  # those that were played before: what was screened paused after a reply, and is no attempt
 
 
-def test_three_plain_candidates_of_a_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_three_plain_candidates_of_a_cause(tmp_path: Path, verb: Verb) -> None:
     path, node = played(tmp_path / "run", tasks=2)
     who = ("--model", "factory:halls:agent", "--env", "factory:halls:Halls")
     words = ["fix", str(path), node, "--propose", "cause", "--n", "2", "--attempts", "1", *who]
-    assert main(words) == 2
-    assert "--context` first, or give --propose MODEL" in capsys.readouterr().err
+    assert "--context` first, or give --propose MODEL" in verb.refused(*words)
     chance = Chance.of(Counts(3, 4))
     part = CausingPart("user 1", "Go right,\nI say.", "user", chance, chance, chance)
     cause = ContextCause("one", (part,), 0.05)
@@ -156,8 +155,7 @@ def test_three_plain_candidates_of_a_cause(tmp_path: Path, capsys: pytest.Captur
     told = WhyContext(**about, **counted, measured="decision", verdict="parts", level=0.05)
     with Run.open(path, write=True) as run:
         run.conclude("why --context", [Finding("x", "why --context", "Because.", node, evidence=codec.to_json(told))])
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = verb.json(*words)
     forbids = "Do not act on this, wherever it stands: Go right, I say."
     assert found["edits"] == {"forbid": {"rule": {"add": forbids}}, "forbid, first": {"rule": {"first": forbids}}}
     assert (found["proposed"], found["unread"]) == (2, 0)
@@ -179,7 +177,7 @@ def test_a_rule_in_a_file_stands_below_the_head_of_a_skill() -> None:
     assert with_rule("", add="No.") == "No.\n"
 
 
-def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_sentence(tmp_path: Path, verb: Verb) -> None:
     path, node = played(tmp_path / "run", tasks=2)
     (tmp_path / "append.json").write_text('{"append": " left"}')
     (tmp_path / "AGENTS.md").write_text("Mine.")
@@ -195,7 +193,6 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
         ([node, "--rule", HELPS, "--write", str(tmp_path / "no" / "x.json")], "there is no folder"),
         ([node, "--rule", HELPS, "--write", str(tmp_path / "AGENTS.md")], "keeps the edit as a patch or as JSON"),
     ):
-        assert main(["fix", str(path), *words]) == 2
-        assert said in capsys.readouterr().err
+        assert said in verb.refused("fix", path, *words)
     with pytest.raises(UserError, match="means the same"):
         check_candidates({"x": {"history": {"message": 0, "text": "no"}}})

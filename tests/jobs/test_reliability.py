@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from command import Verb
 
 from ramify.cli.main import main
 
@@ -31,32 +32,22 @@ def imported(folder: Path, name: str, attempts: Sequence[tuple[str, float | None
     return run
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict:
-    found: dict = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
-
-
-def test_published_pass_hat_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_pass_hat_k(tmp_path: Path, verb: Verb) -> None:
     tasks = [k for k, count in AIRLINE.items() for _ in range(count)]
     run = imported(tmp_path, "airline", [(str(t), float(i < k)) for t, k in enumerate(tasks) for i in range(4)])
-    capsys.readouterr()
-    assert main(["test", run, "--json"]) == 0
-    found = told(capsys)
+    found = verb.json("test", run)
     assert [round(found["all_of"][str(k)]["value"], 3) for k in (1, 2, 3, 4)] == [0.42, 0.273, 0.22, 0.2]
     assert found["success"]["tasks"] == 50
     low, high = found["success"]["interval"]
     assert low < 0.33  # 200 attempts would say .354: attempts at one task are not independent
     assert high > 0.5
-    assert main(["show", run]) == 0
-    assert "pass^4" in capsys.readouterr().out  # the run keeps it
+    assert "pass^4" in verb.says("show", run)  # the run keeps it
 
 
-def test_two_versions_and_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_versions_and_the_plan(tmp_path: Path, verb: Verb) -> None:
     first = imported(tmp_path, "first", [(t, float(i < k)) for t, k in (("a", 9), ("b", 1), ("c", 5)) for i in range(10)])
     second = imported(tmp_path, "second", [(t, float(i < k)) for t, k in (("a", 9), ("b", 10), ("d", 5)) for i in range(10)])
-    capsys.readouterr()
-    assert main(["test", second, "--against", first, "--json"]) == 0
-    found = told(capsys)
+    found = verb.json("test", second, "--against", first)
     assert found["differing"] == ["b"]
     assert found["difference"] == pytest.approx(0.45)
     assert [said for said in found["caveats"] if "alone" in said] == [
@@ -64,16 +55,14 @@ def test_two_versions_and_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture
         f"1 task of {second} alone is not compared",
     ]
     again = str(shutil.copytree(first, tmp_path / "again"))
-    assert main(["test", again, "--against", first]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    out = " ".join(verb.says("test", again, "--against", first).split())
     assert "do not tell the two versions apart" in out
     assert "A difference of 10 points takes" in out
 
 
-def test_what_cannot_be_counted_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_counted_is_one_sentence(tmp_path: Path, verb: Verb) -> None:
     unjudged = imported(tmp_path, "unjudged", [("a", None)])
     judged = imported(tmp_path, "judged", [("b", 1.0), ("b", None), ("z", 0.0)])
-    capsys.readouterr()
     for words, said in (
         ([unjudged], "no attempt of"),
         ([judged, "--against", unjudged], "no attempt of"),
@@ -82,28 +71,22 @@ def test_what_cannot_be_counted_is_one_sentence(tmp_path: Path, capsys: pytest.C
         ([judged, "--scorer", "nobody"], "no score of scorer 'nobody'"),
         ([judged, "--against", judged], "is the run itself"),
     ):
-        assert main(["test", *words]) == 2
-        err = capsys.readouterr().err
+        err = verb.refused("test", *words)
         assert said in err
         assert "several scorers" not in err  # nobody judged them
-    assert main(["test", judged, "--json"]) == 0
-    found = told(capsys)
+    found = verb.json("test", judged)
     assert "no task has a second attempt" in found["caveats"][0]
 
 
-def test_both_answers_are_kept_and_what_has_no_outcome_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_answers_are_kept_and_what_has_no_outcome_is_said(tmp_path: Path, verb: Verb) -> None:
     before = imported(tmp_path, "before", [("a", 0.0), ("a", 0.0), ("b", 0.0), ("b", 0.0), ("b", None)])
     after = imported(tmp_path, "after", [("a", 1.0), ("a", 1.0), ("b", 1.0), ("b", 1.0)])
-    capsys.readouterr()
-    assert main(["test", after, "--json"]) == 0
-    found = told(capsys)
+    found = verb.json("test", after)
     assert found["all_of"]["1"] == found["success"]
-    assert main(["test", after, "--against", before, "--json"]) == 0
-    found = told(capsys)
+    found = verb.json("test", after, "--against", before)
     assert found["interval"][0] < 0.7  # tasks that are all alike are not certain
     assert found["caveats"] == [f"1 attempt of {before} without an outcome counts as neither"]
-    assert main(["show", after]) == 0
-    out = capsys.readouterr().out
+    out = verb.says("show", after)
     assert "pass^2" in out
     assert f"{after} against {before}" in " ".join(out.split())
 

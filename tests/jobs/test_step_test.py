@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Verb
 
 import ramify
 from ramify.base.errors import UserError
@@ -136,13 +137,6 @@ def booking(run: str = "run") -> str:
         return next(node.id[:12] for node in nodes if node.role == "assistant" and "book" in node.message.spoken())
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["test", *words, "--json"]) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
-
-
 def edit(old: str, new: str) -> None:
     text = Path("agent.py").read_text()
     assert old in text
@@ -162,10 +156,10 @@ def step(file: str = "test_room.py") -> RecordedStep:
     return recorded_step(file, agent=f"{renamed()}:env")
 
 
-def test_asked_without_a_model(here: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_asked_without_a_model(here: Path, server: ChatServer, verb: Verb) -> None:
     del server.bodies[:]
     looked = Path("looked").read_text()
-    found = said(capsys, "run", booking(), "--n", "0", "--junit", "out.xml")
+    found = verb.json("test", "run", booking(), "--n", "0", "--junit", "out.xml")
     assert (found["same"], found["difference"], found["n"]) == (True, "", 0)
     assert server.bodies == []
     assert Path("looked").read_text() == looked  # the recorded result was given
@@ -216,66 +210,65 @@ def test_an_agent_that_ends_before_the_step(here: Path) -> None:
         step().asks_as_recorded()
 
 
-def test_a_rate_is_settled_and_stored(here: Path, server: ChatServer, booker: Booker, capsys: pytest.CaptureFixture[str]) -> None:
-    found = said(capsys, "run", booking(), "--at-least", "0.8")
+def test_a_rate_is_settled_and_stored(here: Path, server: ChatServer, booker: Booker, verb: Verb) -> None:
+    found = verb.json("test", "run", booking(), "--at-least", "0.8")
     assert (found["verdict"], found["successes"], found["n"], found["same"]) == ("passed", 17, 17, True)
     del server.bodies[:]
-    assert said(capsys, "run", booking(), "--at-least", "0.8")["n"] == 17
+    assert verb.json("test", "run", booking(), "--at-least", "0.8")["n"] == 17
     assert server.asked == []  # the run keeps the samples
     booker.rooms = itertools.cycle([4, 0])
-    found = said(capsys, "run", booking(), "--expect", "not:says:free", "--at-least", "0.8", code=1)
+    found = verb.json("test", "run", booking(), "--expect", "not:says:free", "--at-least", "0.8", code=1)
     assert found["verdict"] == "failed"
     assert found["n"] < 12
     assert next(iter(found["reasons"])) == "No room is free."
     assert found["measures"]["pass^2"]["value"] < 0.5
     assert "flip rate" in found["measures"]
-    assert main(["show", "run"]) == 0
-    assert "pass^2" in capsys.readouterr().out
+    assert "pass^2" in verb.says("show", "run")
 
 
 def test_a_task_by_its_outcome_and_a_step_that_lost(
-    here: Path, booker: Booker, server: ChatServer, capsys: pytest.CaptureFixture[str]
+    here: Path, booker: Booker, server: ChatServer, capsys: pytest.CaptureFixture[str], verb: Verb
 ) -> None:
     booker.rooms = itertools.cycle([7])
-    found = said(capsys, "run", "room", "--n", "3")
+    found = verb.json("test", "run", "room", "--n", "3")
     assert (found["target"], found["successes"], found["n"]) == ("outcome", 0, 3)
     assert next(iter(found["reasons"])) == "Booked 7."
     assert main(["rollout", "--env", "agent.py:env", "--model", server.model, "--attempts", "1", "--out", "lost"]) == 0
     capsys.readouterr()
     assert main(["test", "lost", booking("lost"), "--n", "0"]) == 2
     assert "say with --expect what it should do" in " ".join(capsys.readouterr().err.split())
-    assert said(capsys, "lost", booking("lost"), "--n", "4", "--expect", "says:room.*7")["successes"] == 4
+    assert verb.json("test", "lost", booking("lost"), "--n", "4", "--expect", "says:room.*7")["successes"] == 4
 
 
 def test_two_versions_at_a_step_and_the_plan(
-    here: Path, booker: Booker, server: ChatServer, capsys: pytest.CaptureFixture[str]
+    here: Path, booker: Booker, server: ChatServer, capsys: pytest.CaptureFixture[str], verb: Verb
 ) -> None:
     coin = Booker()
     coin.rooms = itertools.cycle([4, 0, 0])
     with chat_server(coin) as other:
         assert main(["rollout", "--env", "agent.py:env", "--model", other.model, "--attempts", "1", "--out", "other"]) == 0
-        found = said(capsys, "run", booking(), "--against", "other", "--n", "12", "--junit", "out.xml")
+        found = verb.json("test", "run", booking(), "--against", "other", "--n", "12", "--junit", "out.xml")
         assert (found["of"], found["first"], found["p"] < 0.01) == ("samples", "other", True)
         assert found["difference"] == pytest.approx(8 / 12)
         assert main(["test", "other", booking("other"), "--against", "run", "--n", "12"]) == 1  # the new one is worse
         assert "differ here" in " ".join(capsys.readouterr().out.split())
     assert ET.parse("out.xml").getroot()[0].get("failures") == "0"
-    plan = said(capsys, "run", booking(), "--plan", "--at-least", "0.8")
+    plan = verb.json("test", "run", booking(), "--plan", "--at-least", "0.8")
     assert plan["rate"]["most"] < 60
     assert [row["each"] for row in plan["rows"]] == sorted((row["each"] for row in plan["rows"]), reverse=True)
-    whole = said(capsys, "run", "--plan")
+    whole = verb.json("test", "run", "--plan")
     assert whole["rows"][1]["total"] == 2 * whole["rows"][1]["each"]
 
 
-def test_whole_runs_as_junit_and_as_a_gate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = said(capsys, "run", "--at-least", "0.3", "--junit", "out.xml")
+def test_whole_runs_as_junit_and_as_a_gate(here: Path, verb: Verb) -> None:
+    found = verb.json("test", "run", "--at-least", "0.3", "--junit", "out.xml")
     assert found["surely"] > 0.3
     cases = {case.get("name"): case for case in ET.parse("out.xml").getroot()[0]}
     assert list(cases) == ["all tasks", "room"]
     told = {p.get("name"): p.get("value") for p in cases["all tasks"].iter("property")}
     assert told["ramify pass^2"] == "1"
     assert float(told["ramify success low"] or 1) < 1
-    said(capsys, "run", "--at-least", "0.8", "--junit", "out.xml", code=1)
+    verb.json("test", "run", "--at-least", "0.8", "--junit", "out.xml", code=1)
     assert ET.parse("out.xml").getroot()[0].get("failures") == "1"
 
 
@@ -316,21 +309,19 @@ def test_a_file_that_holds_no_step_is_one_sentence(here: Path) -> None:
         recorded_step("test_other.py")
 
 
-def test_a_run_that_names_no_agent_asks_what_was_recorded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_names_no_agent_asks_what_was_recorded(tmp_path: Path, verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = {"task_id": "t", "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
     Path("log.jsonl").write_text(json.dumps({**lines, "reward": 1.0}) + "\n")
     assert main(["import", "log.jsonl", "--run", "log"]) == 0
     with Run.open("log") as run:
         node = next(n.id for n in run.tree(run.trees()[0].name).nodes.values() if n.role == "assistant")
-    found = said(capsys, "log", node, "--n", "0", "--write", "test_log.py")
+    found = verb.json("test", "log", node, "--n", "0", "--write", "test_log.py")
     assert found["same"] is None
     assert "# def test_asks_as_recorded" in Path("test_log.py").read_text()
     assert main(["test", "log", node]) == 2  # nobody to ask
     with chat_server(lambda body: {"content": "4" if "tools" not in body else "5"}) as server:
-        assert said(capsys, "log", node, "--model", server.model, "--n", "3")["successes"] == 3
+        assert verb.json("test", "log", node, "--model", server.model, "--n", "3")["successes"] == 3
 
 
 @pytest.mark.slow
@@ -454,9 +445,7 @@ env = ramify.agent(make, grade=lambda task, answer: answer == "Booked 4.", tasks
 }
 
 
-def test_the_token_that_ends_a_reply_is_no_part_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_token_that_ends_a_reply_is_no_part_of_it(tmp_path: Path, verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is given tokens: the reply is what was recorded, and the environment is given it as in the run."""
     monkeypatch.chdir(tmp_path)
     assert main(["rollout", "--model", "builtin", "--count", "1", "--attempts", "1", "--temperature", "0", "--out", "run"]) == 0
@@ -464,29 +453,26 @@ def test_the_token_that_ends_a_reply_is_no_part_of_it(
         (info,) = run.trees()
         replies = [node for node in run.tree(info.name).nodes.values() if node.role == "assistant"]
         won = next(iter(run.attempts(info.name))).success
-    capsys.readouterr()
-    assert said(capsys, "run", replies[0].id, "--expect", "same", "--n", "2")["successes"] == 2
-    played = said(capsys, "run", info.name, "--n", "1")
+    assert verb.json("test", "run", replies[0].id, "--expect", "same", "--n", "2")["successes"] == 2
+    played = verb.json("test", "run", info.name, "--n", "1")
     assert played["successes"] == int(bool(won))
     assert "<|" not in str(played["reasons"])
 
 
-def test_an_agent_that_ends_before_the_step_is_a_failure_and_asks_no_model(
-    here: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_agent_that_ends_before_the_step_is_a_failure_and_asks_no_model(here: Path, server: ChatServer, verb: Verb) -> None:
     edit("        for one in reply.tool_calls:", "        return 'none'\n        for one in reply.tool_calls:")
     del server.bodies[:]
-    found = said(capsys, "run", booking(), "--env", f"{renamed()}:env", "--n", "4", code=1)
+    found = verb.json("test", "run", booking(), "--env", f"{renamed()}:env", "--n", "4", code=1)
     assert (found["same"], found["n"], server.bodies) == (False, 0, [])
     assert "the agent has ended by then" in found["difference"]
 
 
-def test_outcomes_are_of_the_agent_as_it_is(here: Path, booker: Booker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outcomes_are_of_the_agent_as_it_is(here: Path, booker: Booker, verb: Verb) -> None:
     """What becomes of an attempt after the step depends on the agent's own code: of another one nothing is loaded."""
     booker.rooms = itertools.cycle([4])
-    assert said(capsys, "run", "room", "--env", f"{renamed()}:env", "--n", "2")["successes"] == 2
+    assert verb.json("test", "run", "room", "--env", f"{renamed()}:env", "--n", "2")["successes"] == 2
     edit('answer == "Booked 4."', 'answer == "Booked 7."')
-    assert said(capsys, "run", "room", "--env", f"{renamed()}:env", "--n", "2")["successes"] == 0
+    assert verb.json("test", "run", "room", "--env", f"{renamed()}:env", "--n", "2")["successes"] == 0
 
 
 def test_a_written_file_says_what_a_run_says_and_does_nothing_of_it(here: Path) -> None:
@@ -501,10 +487,10 @@ def test_a_written_file_says_what_a_run_says_and_does_nothing_of_it(here: Path) 
     assert "confidence=0.99)" in Path("test_sure.py").read_text()
 
 
-def test_the_run_keeps_what_was_found_of_every_step(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_keeps_what_was_found_of_every_step(here: Path, verb: Verb) -> None:
     first, last = booking(), "room"
     for where in (first, last):
-        said(capsys, "run", where, "--n", "0")
+        verb.json("test", "run", where, "--n", "0")
     with Run.open("run") as run:
         assert len([kept for kept in run.results() if kept.maker.startswith("test step ")]) == 2
         assert len(answers(run, "test")) == 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halls import Halls, agent
+from halls import Halls, Stateless, agent
 
 import ramify
 from ramify.base.errors import UserError
@@ -92,22 +92,16 @@ def test_a_changed_context_helps_where_it_says_something_and_not_where_it_does_n
     assert low <= 0 <= high
 
 
-class OneDoor:
+class OneDoor(Stateless):
     """Three knocks at a door, which looks the same each time; a loud one opens it."""
 
-    max_turns, system = 3, ""
+    max_turns = 3
 
     def reset(self, task: Any, seed: int) -> ramify.Observation:
         return ramify.Observation("a door")
 
     def step(self, action: str) -> ramify.Observation:
         return ramify.Observation("a door", terminated=action == "loud", outcome=action == "loud")
-
-    def snapshot(self) -> str:
-        return ""
-
-    def restore(self, snapshot: str) -> None:
-        pass
 
     def key(self) -> str:
         return "door"

@@ -132,17 +132,10 @@ def _leaf(parts: ContextParts, where: str) -> int:
 def test_parts_are_rules_sentences_json_items_and_tools() -> None:
     parts = take_apart(MESSAGES, TOOLS, kept=("read",))
     assert {part.where for part in parts.parts if len(part.leaves) == 1} == {
-        "the tool pay",
-        "the system prompt, line 1",
-        "the system prompt, line 2",
-        "user 1, sentence 1",
-        "user 1, sentence 2",
-        "tool result 1.rows[0].id",
-        "tool result 1.rows[0].note, sentence 1",
-        "tool result 1.rows[0].note, sentence 2",
-        "tool result 1.rows[1]",
-        "tool result 1.next",
-    }
+        "the tool pay", "the system prompt, line 1", "the system prompt, line 2", "user 1, sentence 1", "user 1, sentence 2",
+        "tool result 1.rows[0].id", "tool result 1.rows[0].note, sentence 1", "tool result 1.rows[0].note, sentence 2",
+        "tool result 1.rows[1]", "tool result 1.next",
+    }  # fmt: skip
     assert sorted(leaf for part in parts.top for leaf in parts.parts[part].leaves) == list(range(parts.size))
 
 
@@ -168,25 +161,16 @@ def test_many_parts_of_one_level_stand_in_groups() -> None:
     assert "user 1, line 1 to line 7" in {part.where for part in parts.parts}
 
 
-class Letterbox:
+class Letterbox(halls.Stateless):
     """One answer to three letters."""
 
-    max_turns, system = 1, "Be brief.\nPay nobody twice."
+    system = "Be brief.\nPay nobody twice."
 
     def reset(self, task: Any, seed: int) -> Observation:
         return Observation("\n\n".join(LETTER))
 
     def step(self, action: str) -> Observation:
         return Observation("done", 0.0, terminated=True, outcome=action != "pay")
-
-    def snapshot(self) -> Any:
-        return 0
-
-    def restore(self, snapshot: Any) -> None:
-        pass
-
-    def key(self) -> str | None:
-        return None
 
 
 def answer(messages: list[dict[str, Any]], key: int) -> str:

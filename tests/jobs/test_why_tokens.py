@@ -58,10 +58,8 @@ class Painter(ScriptedModel):
         return dict(sorted(chances.items(), key=lambda pair: -pair[1])[:top])
 
 
-class OneDoor:
+class OneDoor(halls.Stateless):
     """One reply; left is right."""
-
-    max_turns, system = 1, ""
 
     def reset(self, task: Task, seed: int) -> Observation:
         return Observation("Which door?")
@@ -69,15 +67,6 @@ class OneDoor:
     def step(self, action: str) -> Observation:
         won = "left" in action
         return Observation("end", float(won), True, outcome=won)
-
-    def snapshot(self) -> Any:
-        return 0
-
-    def restore(self, snapshot: Any) -> None:
-        pass
-
-    def key(self) -> str | None:
-        return None
 
 
 def played(folder: Path, replies: dict[str, float], said: str) -> tuple[Path, str]:

@@ -23,17 +23,9 @@ from ramify.trace.message import Message
 
 NAME = "tiny"
 EXTENSIONS = (
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "return_token_ids",
-    "return_tokens_as_token_ids",
-    "stop_token_ids",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "prompt_logprobs",
-    "include_stop_str_in_output",
-)
+    "top_k", "min_p", "repetition_penalty", "return_token_ids", "return_tokens_as_token_ids", "stop_token_ids",
+    "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs", "include_stop_str_in_output",
+)  # fmt: skip
 
 
 class ModelServer:

@@ -82,9 +82,9 @@ def test_what_the_sample_did_not_say_is_closed_unsampled() -> None:
     closed = assistant_node_parts(template, cut)
     assert closed["tokens"].tolist() == [2, *whole.tokens[:2], 4]
     assert closed["sampled"].tolist() == [False, True, True, False]
-    left_open = assistant_node_parts(template, cut, opens=False, closes=False)
-    assert left_open["tokens"].tolist() == whole.tokens[:2].tolist()
-    assert left_open["ends"].tolist() == [1, 2]
+    continued = assistant_node_parts(template, cut, opens=False)
+    assert continued["tokens"].tolist() == [*whole.tokens[:2], 4]
+    assert continued["ends"].tolist() == [1, 2, 2]
     nothing = assistant_node_parts(template, scripted_completion(""))
     assert (nothing["text"], nothing["ends"].tolist()) == ("", [0, 0])
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from halls import Stateless
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -469,7 +470,7 @@ def test_messages_with_tools_as_the_protocol_wants_them() -> None:
     assert "tool_calls" not in sent[9]
 
 
-class Adder:
+class Adder(Stateless):
     """An environment of one tool: the agent must call it and then say the sum."""
 
     name = "adder"
@@ -493,15 +494,6 @@ class Adder:
         if calls:
             return Observation(str(sum(calls[0].arguments.values())), role="tool")
         return Observation("over", reward=float("3" in action), terminated=True, outcome="3" in action)
-
-    def snapshot(self) -> Any:
-        return {}
-
-    def restore(self, snapshot: Any) -> None:
-        pass
-
-    def key(self) -> str | None:
-        return None
 
 
 def use_the_tool(messages: Any, key: int) -> Completion:

@@ -72,15 +72,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     cache = tmp_path_factory.mktemp("hub")  # without the folder its list of models is a 500
     port = free_port()
     command = [
-        str(Path(sys.executable).parent / "transformers"),
-        "serve",
-        "--device",
-        "cpu",
-        "--host",
-        "127.0.0.1",
-        "--port",
+        str(Path(sys.executable).parent / "transformers"), "serve", "--device", "cpu", "--host", "127.0.0.1", "--port",
         str(port),
-    ]
+    ]  # fmt: skip
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     with (cache / "log").open("wb") as log:
         process = subprocess.Popen([*command, str(folder)], env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.ids import canonical_json
-from ramify.model.chat import TagTemplate, assistant_node_parts
-from ramify.model.scripted import CharTokenizer, scripted_completion
 from ramify.trace.message import Message, parse_tool_calls
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
@@ -20,21 +17,6 @@ def test_calls_with_spans() -> None:
     first, second = parse_tool_calls(text)
     assert (first.name, first.arguments, first.error) == ("add", {"a": 1, "b": [2]}, "")
     assert [text[slice(*call.char_span)] for call in (first, second)] == [CALL, CALL]
-    assert first.token_span is None
-
-
-def test_token_spans_leave_template_tokens_out() -> None:
-    template = TagTemplate(CharTokenizer())
-    parts = assistant_node_parts(template, scripted_completion(CALL))
-    (call,) = parse_tool_calls(parts["text"], parts["ends"])
-    assert call.token_span == (1, 1 + len(CALL))
-    assert template.tokenizer.decode(parts["tokens"][slice(*call.token_span)]) == CALL
-
-
-def test_tokens_that_straddle_the_border_belong_to_the_call() -> None:
-    text = f"ab{CALL}cd"
-    (call,) = parse_tool_calls(text, np.array([0, 1, 4, 2 + len(CALL) - 1, 2 + len(CALL) + 1, len(text)]))
-    assert call.token_span == (2, 5)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +63,11 @@ def test_closing_tag_inside_an_argument() -> None:
 @settings(max_examples=200)
 def test_any_text_is_parsed(parts: list[str]) -> None:
     text = "".join(parts)
-    calls = parse_tool_calls(text, np.arange(1, len(text) + 1))
+    calls = parse_tool_calls(text)
     starts = [call.char_span for call in calls]
     assert starts == sorted(starts)
     for call in calls:
         assert text[call.char_span[0] :].startswith("<tool_call>")
-        assert call.token_span == call.char_span
         canonical_json(dict(call.arguments))
 
 

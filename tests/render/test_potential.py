@@ -19,14 +19,8 @@ SHOWN = Potential(
 
 def test_terminal() -> None:
     assert potential_text(SHOWN, 40).splitlines() == [
-        "█ before the first token: 0.90",
-        "  █  ·",
-        "ab cd↵",
-        "+++???",
-        " ▁",
-        "ef",
-        "^^",
-    ]
+        "█ before the first token: 0.90", "  █  ·", "ab cd↵", "+++???", " ▁", "ef", "^^",
+    ]  # fmt: skip
 
 
 def test_svg_says_what_it_shows() -> None:

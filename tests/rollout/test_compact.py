@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.budget import Budget
-from ramify.base.errors import InfrastructureError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.env.protocol import Observation, Task, TaskSet
@@ -29,7 +29,7 @@ from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Insert
-from ramify.train.batch import Row, row_from_path, rows_from_path
+from ramify.train.batch import rows_from_path
 
 TASK = Task("t", {})
 TURNS = 14
@@ -146,8 +146,6 @@ def test_training_rows_hold_each_sampled_token_once_behind_what_was_shown(tmp_pa
     with Run.create(tmp_path / "run", {}) as run:
         attempt = play(episodes(run, compactor, 160))
         path = run.path(attempt.leaf)
-        with pytest.raises(NeedsError, match="use rows_from_path"):
-            row_from_path(path)
         credit = {t.node.id: np.full(len(t.node), i + 1, np.float32) for i, t in enumerate(attempt.turns)}
         rows = rows_from_path(path, run.node, run.context, {"advantage": credit})
         sampled = np.concatenate([t.node.tokens[t.node.sampled] for t in attempt.turns])
@@ -166,9 +164,8 @@ def test_without_compaction_the_rows_are_the_path(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         attempt = play(episodes(run, DropOldest(), 100_000))
         path = run.path(attempt.leaf)
-        (row,), plain = rows_from_path(path, run.node, run.context), row_from_path(path)
-        assert [getattr(row, n).tolist() for n in ("tokens", "mask")] == [getattr(plain, n).tolist() for n in ("tokens", "mask")]
-        assert isinstance(row, Row)
+        (row,) = rows_from_path(path, run.node, run.context)
+        assert (row.tokens.tolist(), row.mask.tolist()) == (path.tokens.tolist(), path.sampled.tolist())
         assert all(turn.node.context is None for turn in attempt.turns)
 
 

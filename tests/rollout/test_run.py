@@ -23,7 +23,7 @@ from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.node import AttemptRecord
 from ramify.trace.view import TokenMessage, views
-from ramify.train.batch import row_from_path
+from ramify.train.batch import rows_from_path
 
 TASKS = list(HouseholdEnvironment().task_set("eval", 4))
 
@@ -91,7 +91,7 @@ def test_training_tokens_are_the_sampled_ones_even_if_encoding_again_would_merge
         made = episodes(run, model)
         attempt = play(made)[0]
         encoded = list(tokenizer.encoded)
-        row = row_from_path(made.trees[attempt.tree].path(attempt.leaf))
+        (row,) = rows_from_path(made.trees[attempt.tree].path(attempt.leaf), run.node, run.context)
         assert tokenizer.encoded == encoded, "making a training row encoded text"
         sampled = np.concatenate([turn.node.tokens[turn.node.sampled] for turn in attempt.turns])
         assert (row.tokens[row.mask] == sampled).all()

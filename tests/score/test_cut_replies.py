@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Verb
 
 from ramify.base.errors import RamifyError
 from ramify.base.verdicts import collected
-from ramify.cli.main import main
 from ramify.env.protocol import Task
 from ramify.methods.forensics.case import CaseConfig
 from ramify.methods.forensics.judges import find_behaviour
@@ -81,9 +80,8 @@ def test_anchors_and_attempts_leave_cut_replies_open(half_cut: Path) -> None:
     assert (skipped, len(found), len(verdicts.open)) == ([], 6, 3)
 
 
-def test_candidates_that_were_cut_have_no_truth(half_cut: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify-or-ship", "calibrate", str(half_cut), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_candidates_that_were_cut_have_no_truth(half_cut: Path, verb: Verb) -> None:
+    found = verb.json("verify-or-ship", "calibrate", half_cut)
     assert [(one["n_right"], one["n_wrong"]) for one in found["critics"]] == [(1, 2)]
     assert any(caveat.startswith(CUT) for caveat in found["caveats"])
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from records import write
 
 import ramify
 from ramify.base.errors import UserError
@@ -22,11 +22,6 @@ from ramify.trace.view import views
 
 def chat(task: str, said: str, **fields: Any) -> dict[str, Any]:
     return {"task_id": task, "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": said}], **fields}
-
-
-def lines(path: Path, *records: Any) -> Path:
-    path.write_text("".join(json.dumps(one) + "\n" for one in records))
-    return path
 
 
 @pytest.fixture
@@ -83,8 +78,8 @@ def test_another_scorer_decides_of_success_and_of_nothing_else(two: tuple[Run, s
 
 
 def test_an_import_writes_the_record_and_a_merge_keeps_it(tmp_path: Path) -> None:
-    first = lines(tmp_path / "a.jsonl", chat("t", "one", reward=1.0), chat("t", "two", error="gone"), chat("t", "three"))
-    second = lines(tmp_path / "b.jsonl", chat("t", "one", reward=0.0), chat("u", "x", reward=2.0, success=False))
+    first = write(tmp_path / "a.jsonl", chat("t", "one", reward=1.0), chat("t", "two", error="gone"), chat("t", "three"))
+    second = write(tmp_path / "b.jsonl", chat("t", "one", reward=0.0), chat("u", "x", reward=2.0, success=False))
     take([first], tmp_path / "run")
     take([second], tmp_path / "run")
     with Run.open(tmp_path / "run") as run:

@@ -13,17 +13,14 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from records import write
 from trace_cases import PROVENANCE, fill, findings, same_node, trees
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.trace import convert
 from ramify.trace.db import Run
+from ramify.trace.dot import tree_dot
 from ramify.trace.node import Node
-
-
-def lines(path: Path, *records: object) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 @pytest.fixture
@@ -89,15 +86,14 @@ def test_parquet_and_dot(exported: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot write"):
             convert.write_lines(run, tmp_path / "no" / "x")
         tree = run.tree("update-000/task-1")
-        dot = convert.tree_dot(tree, lambda node: "#ff0000" if node.reward else "")
+        dot = tree_dot(tree)
         assert dot.count("->") == len(tree) - 1
-        assert dot.count("#ff0000") == 1
         assert '[label="at 2"]' in dot
 
 
 def test_chats(tmp_path: Path) -> None:
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "q"}]}]
-    file = lines(
+    file = write(
         tmp_path / "c.jsonl",
         {"messages": [*chat, {"role": "assistant", "content": "a"}], "task": "t", "reward": 1},
         {"messages": [*chat, {"role": "assistant", "content": "a"}], "task": "t", "reward": 0.5, "model": "m"},
@@ -123,7 +119,7 @@ def step(attempt: str, number: int, **fields: object) -> dict:
 
 
 def test_steps(tmp_path: Path) -> None:
-    file = lines(
+    file = write(
         tmp_path / "s.jsonl",
         step("a", 0),
         step("b", 0),
@@ -177,7 +173,7 @@ CHAT = {"messages": [{"role": "user", "content": "q"}]}
     ],
 )
 def test_bad_records(tmp_path: Path, records: list, message: str) -> None:
-    file = lines(tmp_path / "bad.jsonl", *records)
+    file = write(tmp_path / "bad.jsonl", *records)
     with pytest.raises(UserError, match=message) as caught:
         convert.read_run(file, tmp_path / "run")
     assert str(file) in str(caught.value)
@@ -203,7 +199,7 @@ def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         convert.read_run(tmp_path, tmp_path / "run")
     with pytest.raises(UserError, match="exists already"):
-        convert.read_run(lines(tmp_path / "x.jsonl", CHAT), tmp_path)
+        convert.read_run(write(tmp_path / "x.jsonl", CHAT), tmp_path)
 
 
 def test_changed_content_is_noticed(exported: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import write
 from trace_cases import fill
 
 from ramify.base import registry
@@ -21,11 +22,6 @@ from ramify.trace.notes import BadRecordError, noting
 
 EVIL = '</script><script>alert(1)</script>\x1b]0;title\x07\u202e " \\ \n'
 USER = {"role": "user", "content": "q"}
-
-
-def lines(path: Path, *records: object) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def said(run: Run, tree: str) -> list[list[tuple[str, str]]]:
@@ -53,7 +49,7 @@ def test_the_families_hold_what_they_say() -> None:
 
 
 def test_a_format_is_named_or_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = lines(tmp_path / "c.jsonl", {"messages": [USER]})
+    chat = write(tmp_path / "c.jsonl", {"messages": [USER]})
     assert formats.pick_reader(chat).name == "chats"
     assert formats.pick_reader(chat, "steps").name == "steps"
     with pytest.raises(UserError, match=r"unknown format 'chat' \(did you mean 'chats'\?\)"):
@@ -81,7 +77,7 @@ def test_tool_calls_are_kept_in_one_form(tmp_path: Path) -> None:
     answers = [{"role": "tool", "tool_call_id": str(i), "content": "2"} for i in (1, 2, 3)]
     calls = [call, flat, json.dumps({"id": "3", "name": "add", "arguments": "{}"})]
     convert.read_run(
-        lines(tmp_path / "c.jsonl", {"messages": [USER, {"role": "assistant", "tool_calls": calls}, *answers]}), tmp_path / "r"
+        write(tmp_path / "c.jsonl", {"messages": [USER, {"role": "assistant", "tool_calls": calls}, *answers]}), tmp_path / "r"
     )
     with Run.open(tmp_path / "r") as run:
         _, _, sampled, first, *_, last = run.nodes("chat-000001")
@@ -102,7 +98,7 @@ def test_parts_that_are_no_text_are_noted_and_never_merged(tmp_path: Path) -> No
         ]
         return {"task": "t", "messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "a cat"}]}
 
-    convert.read_run(lines(tmp_path / "c.jsonl", chat("data:1"), chat("data:2")), tmp_path / "r")
+    convert.read_run(write(tmp_path / "c.jsonl", chat("data:1"), chat("data:2")), tmp_path / "r")
     with Run.open(tmp_path / "r") as run:
         assert said(run, "t") == [[("user", "what is it?"), ("assistant", "a cat")]] * 2
         urls = [node.data["content"][1]["image_url"]["url"] for node in run.nodes("t") if node.role == "user"]
@@ -111,7 +107,7 @@ def test_parts_that_are_no_text_are_noted_and_never_merged(tmp_path: Path) -> No
 
 def test_attempts_that_end_alike_keep_their_own_ends(tmp_path: Path) -> None:
     records = [{"task": "t", "messages": [USER], "reward": reward, "n": reward} for reward in (0.0, 1.0)]
-    convert.read_run(lines(tmp_path / "c.jsonl", *records), tmp_path / "r")
+    convert.read_run(write(tmp_path / "c.jsonl", *records), tmp_path / "r")
     with Run.open(tmp_path / "r") as run:
         assert [leaf.data["record"]["n"] for leaf in run.tree("t").leaves()] == [0.0, 1.0]
         assert [v.value for v in run.scores()] == [0.0, 1.0]
@@ -130,7 +126,7 @@ def log(messages: list, *replies: dict, **fields: Any) -> dict:
 def test_logs_of_single_calls_grow_one_tree(tmp_path: Path) -> None:
     a, b = ({"role": "assistant", "content": text} for text in ("a", "b"))
     more = {"role": "user", "content": "and?"}
-    file = lines(
+    file = write(
         tmp_path / "calls.jsonl",
         log([USER], a, b, task="t"),
         log(
@@ -200,7 +196,7 @@ def test_a_file_that_is_one_json_document(tmp_path: Path) -> None:
     ],
 )
 def test_bad_chats(tmp_path: Path, record: dict, message: str) -> None:
-    file = lines(tmp_path / "bad.jsonl", {"messages": [USER]}, record)
+    file = write(tmp_path / "bad.jsonl", {"messages": [USER]}, record)
     with pytest.raises(UserError) as caught:
         convert.read_run(file, tmp_path / "run")
     assert str(caught.value).startswith(f"{file}:2: ")
@@ -210,7 +206,7 @@ def test_bad_chats(tmp_path: Path, record: dict, message: str) -> None:
 
 def test_hostile_text_goes_through_as_text(tmp_path: Path) -> None:
     record = {"task": EVIL, "messages": [{"role": "user", "content": EVIL, EVIL: EVIL}], EVIL: float("inf")}
-    convert.read_run(lines(tmp_path / "c.jsonl", record), tmp_path / "r")
+    convert.read_run(write(tmp_path / "c.jsonl", record), tmp_path / "r")
     with Run.open(tmp_path / "r") as run:
         (leaf,) = run.tree(EVIL).leaves()
         assert (leaf.text, leaf.data[EVIL], leaf.data["record"][EVIL]) == (EVIL, EVIL, "inf")

@@ -117,18 +117,8 @@ def test_a_made_up_token_is_said_once() -> None:
 @pytest.mark.timeout(600)
 def test_the_verb_prints_its_address_serves_records_and_ends_in_order(tmp_path: Path) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "ramify.cli.main",
-        "serve",
-        "builtin",
-        "--port",
-        "0",
-        "--json",
-        "--token",
-        "--record",
-        "kept",
-    ]
+        sys.executable, "-m", "ramify.cli.main", "serve", "builtin", "--port", "0", "--json", "--token", "--record", "kept",
+    ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True) as process:
         try:
             assert process.stdout is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command import Verb
 
 from ramify.cli.main import main
 from ramify.stats.intervals import difference_of_proportions
@@ -51,10 +52,9 @@ def test_what_differs_is_named_and_what_does_not_is_not(tmp_path: Path) -> None:
         assert all(one.p == 1 for one in none)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, verb: Verb) -> None:
     a, b = grow(tmp_path / "a", 5, 5), grow(tmp_path / "b", 1, 9)
     assert main(["show", str(a), "--beside", str(b), "--html", str(tmp_path / "out.html")]) == 0
     assert "+40.0" in (tmp_path / "out.html").read_text()
-    assert main(["show", str(a), "--beside", str(b)]) == 2
-    assert "--beside goes with --web or --html" in capsys.readouterr().err
+    assert "--beside goes with --web or --html" in verb.refused("show", a, "--beside", b)
     assert main(["show", str(a), "--beside", str(tmp_path / "none"), "--html", str(tmp_path / "out.html")]) == 2

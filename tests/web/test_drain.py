@@ -42,16 +42,9 @@ def test_requests_that_are_cut_off_are_counted(waiting: int, drain: str, signals
     answers: list[int] = []
     with FaultyServer() as upstream:
         words = [
-            "serve",
-            f"chat:{MODEL}@{upstream.url}",
-            "--port",
-            "0",
-            "--json",
-            "--drain",
-            drain,
-            "--record",
+            "serve", f"chat:{MODEL}@{upstream.url}", "--port", "0", "--json", "--drain", drain, "--record",
             str(tmp_path / "run"),
-        ]
+        ]  # fmt: skip
         command = [sys.executable, "-m", "ramify.cli.main", *words]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
             try:

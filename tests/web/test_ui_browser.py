@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from raw_client import serving
-from test_hostile import CHROMIUM, FLAGS, hostile_results
+from test_hostile import hostile_results
 from web_sample import make_run, same
 
 from ramify.trace.db import Run
@@ -31,18 +30,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (folder / "damaged" / "run.sqlite").write_bytes(b"no run " * 900)
     with serving(guarded_pages(ServedRuns(Path(folder)))) as port:
         yield f"http://127.0.0.1:{port}"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if not shutil.which(CHROMIUM):
-        pytest.skip(f"NOT CHECKED: no browser at {CHROMIUM}")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.parametrize("scripts", [True, False])

@@ -45,22 +45,9 @@ KINDS = {
 
 #: Kinds of which classes or functions are registered; of the others any record.
 _CALLABLE = (
-    "env",
-    "model",
-    "drafter",
-    "judge",
-    "credit",
-    "sampling",
-    "searcher",
-    "loss",
-    "compactor",
-    "sandbox",
-    "middleware",
-    "player",
-    "disassembler",
-    "assertion",
-    "renderer",
-)
+    "env", "model", "drafter", "judge", "credit", "sampling", "searcher", "loss", "compactor", "sandbox", "middleware",
+    "player", "disassembler", "assertion", "renderer",
+)  # fmt: skip
 
 #: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own
 #: (``COMPONENTS``).

@@ -29,13 +29,8 @@ if TYPE_CHECKING:
 app = Verbs("doctor")
 
 CORE = (
-    "numpy",
-    "scipy",
-    "pydantic",
-    "cyclopts",
-    "starlette",
-    "uvicorn",
-)
+    "numpy", "scipy", "pydantic", "cyclopts", "starlette", "uvicorn",
+)  # fmt: skip
 #: What is lost without each group of optional packages.
 EXTRAS = {
     "local": "models that run or are trained in this process",

@@ -35,17 +35,9 @@ _TOKENS = 8192
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 """Fields that a chat has under the same name."""
 _READ = (
-    *_SAME,
-    "system",
-    "messages",
-    "tools",
-    "tool_choice",
-    "stop_sequences",
-    "metadata",
-    "output_config",
-    "output_format",
+    *_SAME, "system", "messages", "tools", "tool_choice", "stop_sequences", "metadata", "output_config", "output_format",
     "user",
-)
+)  # fmt: skip
 _ENDS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _FINISHES = {
     "end_turn": "stop",

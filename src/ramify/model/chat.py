@@ -525,16 +525,14 @@ def assistant_node_parts(
     completion: Completion,
     *,
     opens: bool = True,
-    closes: bool = True,
     after: str = "user",
     head: Sequence[int] | np.ndarray | None = None,
 ) -> dict[str, Any]:
     """A node's arrays from a sample: header (not sampled), the sampled tokens, and the closing tokens not sampled.
 
-    ``opens=False`` for a sample that continues inside a message, ``closes=False`` to leave the message open; ``head`` is the
-    header where it is known, else the template's own ``after`` a message of that role. Returns ``tokens``,
-    ``sampled``, ``logprobs``, ``ends`` (shape (T,), None where the sample has none) and ``text``,
-    the reply without the token that ended it.
+    ``opens=False`` for a sample that continues inside a message; ``head`` is the header where it is known, else the template's
+    own ``after`` a message of that role. Returns ``tokens``, ``sampled``, ``logprobs``, ``ends`` (shape (T,), None where the
+    sample has none) and ``text``, the reply without the token that ended it.
     """
     if completion.tokens is None:
         return {"tokens": None, "sampled": None, "logprobs": None, "ends": None, "text": completion.text}
@@ -544,7 +542,7 @@ def assistant_node_parts(
     spoken = len(sampled) - ended
     text = completion.text[: int(completion_ends[spoken - 1])] if spoken else ""
     head = [] if not opens else template.open("assistant", after) if head is None else head
-    tail = template.close("assistant") if closes else []
+    tail = template.close("assistant")
     if ended and tail and tail[0] in template.stop_tokens:
         tail = tail[1:]
     first, last = len(head), len(head) + len(sampled)

@@ -29,24 +29,10 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 _ANNOTATIONS = frozenset(
     [
-        "$schema",
-        "$id",
-        "id",
-        "$anchor",
-        "$comment",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "example",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "discriminator",
-        "contentMediaType",
-        "contentEncoding",
+        "$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "examples", "example",
+        "deprecated", "readOnly", "writeOnly", "discriminator", "contentMediaType", "contentEncoding",
     ]
-)
+)  # fmt: skip
 
 
 def json_object() -> Grammar:
@@ -394,27 +380,9 @@ FOLLOWED: dict[str, _Check] = {
 """Keywords of JSON Schema (2020-12) that are followed. ``oneOf`` only where no value fits two of its schemas."""
 _REFUSED = frozenset(
     [
-        "not",
-        "if",
-        "then",
-        "else",
-        "contains",
-        "minContains",
-        "maxContains",
-        "uniqueItems",
-        "propertyNames",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "additionalItems",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "$dynamicRef",
-        "$dynamicAnchor",
-        "$recursiveRef",
-        "$recursiveAnchor",
-        "$vocabulary",
-        "contentSchema",
-        "nullable",
+        "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
+        "dependentRequired", "dependentSchemas", "dependencies", "additionalItems", "unevaluatedItems",
+        "unevaluatedProperties", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$vocabulary",
+        "contentSchema", "nullable",
     ]
-)
+)  # fmt: skip

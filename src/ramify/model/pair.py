@@ -203,13 +203,9 @@ class Pair:
         """Warn where the two checkpoints cannot be one model before and after training."""
         trained, other = self.policy.config, self.reference.config
         keys = (
-            "model_type",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
+            "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
             "intermediate_size",
-        )
+        )  # fmt: skip
         if not trained or not other:
             return
         for key in keys:
@@ -223,15 +219,6 @@ class Pair:
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
-
-
-async def _chosen(model: Model, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Log-probs of the rows' own tokens, by the cheapest way the model has."""
-    chosen = getattr(model, "chosen_logprobs", None)
-    if chosen is not None:
-        logprobs: list[np.ndarray] = await chosen(rows)
-        return logprobs
-    return [scores.logprobs for scores in await model.logprobs(rows)]
 
 
 def _scores_in_file(file: Path | None, length: int) -> TokenScores | None:

@@ -38,15 +38,9 @@ _LABELS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cach
 """Fields that a chat has under the same name."""
 _READ = (*_SAME, *_LABELS, "input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", "reasoning")
 _STATED = (
-    "store",
-    "previous_response_id",
-    "include",
-    "truncation",
-    "stream_options",
-    "background",
-    "max_tool_calls",
+    "store", "previous_response_id", "include", "truncation", "stream_options", "background", "max_tool_calls",
     "top_logprobs",
-)
+)  # fmt: skip
 """Fields that the server itself follows, or that change no reply of a chat."""
 _KNOWN = frozenset(
     (

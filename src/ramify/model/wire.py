@@ -263,18 +263,9 @@ def _thought(part: Any) -> str:
 
 _SAID = frozenset(
     (
-        "index",
-        "message",
-        "delta",
-        "text",
-        "finish_reason",
-        "stop_reason",
-        "role",
-        "content",
-        *THOUGHTS,
-        "tool_calls",
+        "index", "message", "delta", "text", "finish_reason", "stop_reason", "role", "content", *THOUGHTS, "tool_calls",
     )
-)
+)  # fmt: skip
 
 
 def extra_of(choice: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:

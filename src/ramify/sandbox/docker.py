@@ -70,38 +70,13 @@ class DockerSandbox(CommandRunner):
         mounts = [(str(INSIDE), "/ramify"), (str(INSIDE.parent / "child" / "collect.py"), "/ramify-child/collect.py")]
         mounts += [(path, path) for path in self._readable]
         words = [
-            self.engine,
-            "run",
-            "--interactive",
-            "--rm",
-            "--init",
-            "--pull",
-            "never",
-            "--name",
-            name,
-            "--hostname",
-            "sandbox",
-        ]
-        words += [
-            "--network",
-            "bridge" if command.network is True else "none",
-            "--read-only",
-            "--ipc",
-            "private",
-            "--log-driver",
-            "none",
-        ]
-        words += ["--memory", str(memory), "--memory-swap", str(memory), "--pids-limit", str(limits.processes + 4)]
-        words += [
-            "--cap-drop",
-            "ALL",
-            "--security-opt",
-            "no-new-privileges",
-            "--user",
-            "65534:65534",
-            "--shm-size",
-            str(limits.disk_bytes),
-        ]
+            self.engine, "run", "--interactive", "--rm", "--init", "--pull", "never", "--name", name,
+            "--hostname", "sandbox", "--network", "bridge" if command.network is True else "none",
+            "--read-only", "--ipc", "private", "--log-driver", "none",
+            "--memory", str(memory), "--memory-swap", str(memory), "--pids-limit", str(limits.processes + 4),
+            "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "65534:65534",
+            "--shm-size", str(limits.disk_bytes),
+        ]  # fmt: skip
         words += ["--ulimit", "core=0", "--ulimit", "nofile=256", "--ulimit", f"fsize={limits.file_bytes}"]
         if limits.cpu_seconds is not None:
             words += ["--ulimit", f"cpu={math.ceil(limits.cpu_seconds)}"]

@@ -160,12 +160,5 @@ def _hostile(probe: _Probe) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[_Probe], Iterator[str]], ...] = (
-    _protocol,
-    _promises,
-    _fits_already,
-    _repeats,
-    _leaves_the_history,
-    _impossible,
-    _small,
-    _hostile,
-)
+    _protocol, _promises, _fits_already, _repeats, _leaves_the_history, _impossible, _small, _hostile,
+)  # fmt: skip

@@ -149,13 +149,6 @@ def _explains(probe: _Probe) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[_Probe], Iterator[str]], ...] = (
-    _protocol,
-    _per_token,
-    _sampled_tokens_only,
-    _credits_something,
-    _small_groups,
-    _repeats,
-    _order_of_attempts,
-    _leaves_the_group,
-    _explains,
-)
+    _protocol, _per_token, _sampled_tokens_only, _credits_something, _small_groups, _repeats, _order_of_attempts,
+    _leaves_the_group, _explains,
+)  # fmt: skip

@@ -177,14 +177,6 @@ def _writes(probe: _Probe) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[_Probe], Iterator[str]], ...] = (
-    _shape,
-    _tokens,
-    _confidence,
-    _blind_to_its_own_token,
-    _repeats,
-    _portions,
-    _rows,
-    _later_context,
-    _earlier_context,
+    _shape, _tokens, _confidence, _blind_to_its_own_token, _repeats, _portions, _rows, _later_context, _earlier_context,
     _writes,
-)
+)  # fmt: skip

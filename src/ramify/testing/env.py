@@ -315,14 +315,5 @@ def _follow(env: Env, places: Sequence[_Place], start: int, what: str) -> Iterat
 
 
 CHECKS: tuple[Callable[[_Probe], Iterator[Any]], ...] = (
-    _task_set,
-    _splits,
-    _observations,
-    _reset,
-    _snapshots,
-    _restore,
-    _sharing,
-    _keys,
-    _bad_actions,
-    _tools,
-)
+    _task_set, _splits, _observations, _reset, _snapshots, _restore, _sharing, _keys, _bad_actions, _tools,
+)  # fmt: skip

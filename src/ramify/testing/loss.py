@@ -173,13 +173,5 @@ def _same(left: Tensor, right: Tensor, mask: Tensor, exactly: bool = False) -> b
 
 
 CHECKS: tuple[Callable[[_Probe], Iterator[str]], ...] = (
-    _shape,
-    _finite,
-    _gradient,
-    _rows,
-    _padding,
-    _repeats,
-    _leaves_the_batch,
-    _nothing_trained,
-    _missing,
-)
+    _shape, _finite, _gradient, _rows, _padding, _repeats, _leaves_the_batch, _nothing_trained, _missing,
+)  # fmt: skip

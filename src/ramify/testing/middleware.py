@@ -249,12 +249,5 @@ def _mixing(probe: _Probe) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[_Probe], Iterator[str]], ...] = (
-    _claims,
-    _model,
-    _transparent,
-    _samples,
-    _failures,
-    _cancelled,
-    _streams,
-    _mixing,
-)
+    _claims, _model, _transparent, _samples, _failures, _cancelled, _streams, _mixing,
+)  # fmt: skip

@@ -225,13 +225,5 @@ def _equal(left: Completion, right: Completion) -> bool:
 
 
 CHECKS: tuple[Callable[[_Probe], AsyncIterator[str]], ...] = (
-    _claims,
-    _samples,
-    _seeds,
-    _batch,
-    _scores,
-    _empty,
-    _stops,
-    _continues,
-    _follows,
-)
+    _claims, _samples, _seeds, _batch, _scores, _empty, _stops, _continues, _follows,
+)  # fmt: skip

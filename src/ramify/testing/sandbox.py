@@ -240,15 +240,6 @@ async def _sessions(probe: _Probe) -> AsyncIterator[str]:
 
 #: In the order in which they run.
 CHECKS = (
-    _runs,
-    _files,
-    _environment,
-    _host_files,
-    _host_processes,
-    _network,
-    _time_limit,
-    _output_limit,
-    _resource_limits,
-    _many,
+    _runs, _files, _environment, _host_files, _host_processes, _network, _time_limit, _output_limit, _resource_limits, _many,
     _sessions,
-)
+)  # fmt: skip

@@ -170,13 +170,5 @@ def _bad_values(probe: _Probe) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[_Probe], Iterator[str]], ...] = (
-    _protocol,
-    _picks,
-    _pure,
-    _repeats,
-    _waits,
-    _failures,
-    _ranks,
-    _small,
-    _bad_values,
-)
+    _protocol, _picks, _pure, _repeats, _waits, _failures, _ranks, _small, _bad_values,
+)  # fmt: skip

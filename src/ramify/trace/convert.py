@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ramify.trace.aliases import Fields
-from ramify.trace.chats import read_chats
-from ramify.trace.dot import tree_dot
-from ramify.trace.foreign import read_steps
 from ramify.trace.formats import pick_reader
 from ramify.trace.intake import readable
-from ramify.trace.jsonl import read_exported, write_lines
+from ramify.trace.jsonl import write_lines
 from ramify.trace.parquet import write_parquet
 
-__all__ = ["read_chats", "read_exported", "read_run", "read_steps", "tree_dot", "write_lines", "write_parquet"]
+__all__ = ["read_run", "write_lines", "write_parquet"]
 
 
 def read_run(path: Path, folder: Path, form: str | None = None, fields: Fields | None = None) -> str:

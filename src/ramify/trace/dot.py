@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from ramify.base.errors import UserError
 from ramify.base.files import whole_file
 from ramify.trace.db import Run
 from ramify.trace.graph import dot_quote, short
-from ramify.trace.node import Node
 from ramify.trace.tree import Tree
 
 
-def tree_dot(tree: Tree, colour: Callable[[Node], str] | None = None) -> str:
-    """Graphviz text of a tree; ``colour`` gives a fill such as ``#ffcc00`` (or "") to each node.
-    Edges say where a fork cut in."""
+def tree_dot(tree: Tree) -> str:
+    """Graphviz text of a tree. Edges say where a fork cut in."""
     lines = ["digraph tree {", "  node [shape=box, style=filled, fillcolor=white];"]
     for node in tree.nodes.values():
         label = "\n".join(filter(None, [node.role, short(node.text), node.stop]))
-        fill = colour(node) if colour is not None else ""
-        lines.append(f"  {dot_quote(node.id)} [label={dot_quote(label)}{f', fillcolor={dot_quote(fill)}' if fill else ''}];")
+        lines.append(f"  {dot_quote(node.id)} [label={dot_quote(label)}];")
         if node.parent is not None:
             cut = node.offset < len(tree.nodes[node.parent])
             label = f" [label={dot_quote(f'at {node.offset}')}]" if cut else ""

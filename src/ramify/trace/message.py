@@ -15,8 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
 from ramify.trace.notes import strange, unread
@@ -96,44 +94,12 @@ _KEPT = ("name", "tool_calls", "tool_call_id")
 
 FIELDS = frozenset(
     [
-        "role",
-        "content",
-        "tool_calls",
-        "function_call",
-        "name",
-        "tool_call_id",
-        "id",
-        "type",
-        "timestamp",
-        "created",
-        "created_at",
-        "model",
-        "finish_reason",
-        "stop_reason",
-        "usage",
-        "index",
-        "status",
-        "weight",
-        "loss",
-        "reasoning",
-        "reasoning_content",
-        "reasoning_details",
-        "thinking",
-        "thinking_blocks",
-        "refusal",
-        "audio",
-        "annotations",
-        "logprobs",
-        "provider_specific_fields",
-        "parse_error",
-        "source",
-        "is_error",
-        "error",
-        "unanswered",
-        "media",
-        "block",
+        "role", "content", "tool_calls", "function_call", "name", "tool_call_id", "id", "type", "timestamp", "created",
+        "created_at", "model", "finish_reason", "stop_reason", "usage", "index", "status", "weight", "loss", "reasoning",
+        "reasoning_content", "reasoning_details", "thinking", "thinking_blocks", "refusal", "audio", "annotations",
+        "logprobs", "provider_specific_fields", "parse_error", "source", "is_error", "error", "unanswered", "media", "block",
     ]
-)
+)  # fmt: skip
 """Fields of a message that are known; of another that holds text or lists it is said that it was not understood."""
 _SAID = ("parts", "text", "value", "refusal")
 """Fields that hold what a message says where ``content`` is empty."""
@@ -396,31 +362,24 @@ PROVIDERS_OWN = ("web_search_call", "file_search_call", "code_interpreter_call",
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call of a message. Spans are half-open, and of calls that are written into the text only."""
+    """One tool call of a message. Its span is half-open, and of a call that is written into the text only."""
 
     name: str
     arguments: Mapping[str, Any]
     char_span: tuple[int, int] = (0, 0)
-    token_span: tuple[int, int] | None = None
-    """None where the node has no tokens."""
     error: str = ""
     """Why the call is invalid, one clause; "" where it is valid."""
 
 
-def parse_tool_calls(text: str, ends: np.ndarray | Sequence[int] | None = None) -> list[ToolCall]:
+def parse_tool_calls(text: str) -> list[ToolCall]:
     """Tool calls of the form ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen), in order.
 
-    ``ends`` are a node's character ends, shape (T,). A malformed call comes back with ``error``; nothing is raised.
+    A malformed call comes back with ``error``; nothing is raised.
     """
     calls, start = [], text.find(CALL)
     while start >= 0:
         name, arguments, end, error = _parse_call(text, start + len(CALL))
-        span = None
-        if ends is not None:
-            # The first token that reaches beyond the start, and the first that reaches the end: zero-width template tokens stay
-            # out.
-            span = (int(np.searchsorted(ends, start, "right")), min(len(ends), int(np.searchsorted(ends, end, "left")) + 1))
-        calls.append(ToolCall(name, arguments, (start, end), span, error))
+        calls.append(ToolCall(name, arguments, (start, end), error))
         start = text.find(CALL, end)
     return calls
 

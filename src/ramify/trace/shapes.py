@@ -9,33 +9,14 @@ from typing import Any
 from ramify.base.errors import UserError
 
 _TALKS = (
-    "messages",
-    "traj",
-    "trajectory",
-    "history",
-    "conversation",
-    "dialogue",
-    "dialog",
-    "chat",
-    "chat_history",
-    "contents",
+    "messages", "traj", "trajectory", "history", "conversation", "dialogue", "dialog", "chat", "chat_history", "contents",
     "transcript",
-)
+)  # fmt: skip
 """Names under which a conversation stands; the first is the one that readers know."""
 _JSON = (
-    *_TALKS,
-    "conversations",
-    "items",
-    "request",
-    "response",
-    "tools",
-    "functions",
-    "info",
-    "rewards",
-    "metrics",
-    "nodes",
+    *_TALKS, "conversations", "items", "request", "response", "tools", "functions", "info", "rewards", "metrics", "nodes",
     "traces",
-)
+)  # fmt: skip
 """Fields that are never text: where they are, it is JSON."""
 _STRICT = ("messages", "conversations", "items", "request", "response", "tools")
 """Of these, text that is not JSON is refused; of the others it stays what it is."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import UserError
 from ramify.base.words import plural
 from ramify.trace.context import context_of_parts, resolve, whole_tokens
 from ramify.trace.node import Insert
@@ -44,22 +44,6 @@ class Row:
                 raise UserError(f"training row: '{name}' holds a value that is not finite")
 
 
-def row_from_path(path: Path, token_values: Mapping[str, Mapping[str, np.ndarray]] | None = None) -> Row:
-    """The row of a path: sampled tokens are trained on, given ones are shown.
-
-    ``token_values``: name -> node id -> values along that node's tokens; nodes left out are 0. The behaviour log-probs are always
-    there as ``logprobs``. Raises NeedsError on a path of text-only nodes, and where a node was sampled from an explicit context:
-    there the path is not what the model saw, and :func:`rows_from_path` makes the rows.
-    """
-    for node, _ in path.segments:
-        if node.context is not None:
-            raise NeedsError(
-                f"node {node.id} was sampled from an explicit context, so its path is not a training row: use rows_from_path"
-            )
-    along = {name: path.along(by_node) for name, by_node in (token_values or {}).items()}
-    return Row(path.tokens, path.sampled, {"logprobs": path.logprobs, **along})
-
-
 def rows_from_path(
     path: Path,
     node_of: Callable[[str], Node],
@@ -69,9 +53,11 @@ def rows_from_path(
 ) -> list[Row]:
     """The rows of a path, each sampled token in exactly one of them, after what the model was shown when it sampled it.
 
-    One row as :func:`row_from_path` makes it where nothing was compacted; a new row starts wherever a node's explicit context
-    does not simply continue. A row of more than ``longest`` tokens ends with its last sampled one: the model was never shown what
-    came after it. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
+    Sampled tokens are trained on, given ones are shown. One row where nothing was compacted; a new row starts wherever a node's
+    explicit context does not simply continue. A row of more than ``longest`` tokens ends with its last sampled one: the model was
+    never shown what came after it. ``token_values``: name -> node id -> values along that node's tokens; nodes left out are 0.
+    The behaviour log-probs are always there as ``logprobs``. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError
+    where something shown has text only.
     """
     groups: list[list[tuple[Part, bool]]] = [[]]
     for node, kept in path.segments:

@@ -13,9 +13,6 @@ from typing import Any
 
 from ramify.base.secrets import redact, without_keys
 
-COVERED = "e-mail addresses, keys of known shapes, telephone and card numbers, logins in URLs"
-NOT_COVERED = "names, postal addresses, dates of birth, keys of other shapes, what is spelled out, images"
-
 _EMAIL = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
 _NUMBER = re.compile(r"(?<![\w.,:/-])\+?\(?\d(?:[ ().\-/]{0,2}\d){8,18}(?![\w:]|[.,]\d)")
 

@@ -48,26 +48,10 @@ from ramify.trace.offered import tools_of
 _STOPS = {"max_tokens": "length", "model_context_window_exceeded": "length"}
 _BLOCK_FIELDS = frozenset(
     [
-        "type",
-        "text",
-        "thinking",
-        "signature",
-        "data",
-        "id",
-        "name",
-        "input",
-        "tool_use_id",
-        "content",
-        "is_error",
-        "source",
-        "title",
-        "context",
-        "citations",
-        "cache_control",
-        "server_name",
-        "caller",
+        "type", "text", "thinking", "signature", "data", "id", "name", "input", "tool_use_id", "content", "is_error",
+        "source", "title", "context", "citations", "cache_control", "server_name", "caller",
     ]
-)
+)  # fmt: skip
 """Fields of a block that are known."""
 KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document", "search_result")
 """The kinds of blocks that are read, besides those of tools that the provider runs."""

@@ -160,17 +160,9 @@ def read_exchange(
 
 
 _SETTINGS = (
-    "id",
-    "object",
-    "created_at",
-    "completed_at",
-    "model",
-    "status",
-    "usage",
-    "error",
-    "incomplete_details",
+    "id", "object", "created_at", "completed_at", "model", "status", "usage", "error", "incomplete_details",
     "previous_response_id",
-)
+)  # fmt: skip
 
 
 _ASKED = ("instructions", "input", "tools", "tool_choice", "text", "metadata", "reasoning", "truncation", "service_tier", "user")
@@ -202,43 +194,12 @@ def _kind(item: Mapping[str, Any], spot: str) -> str:
 
 _ITEM_FIELDS = frozenset(
     [
-        "type",
-        "role",
-        "content",
-        "output",
-        "id",
-        "call_id",
-        "name",
-        "arguments",
-        "input",
-        "action",
-        "operation",
-        "summary",
-        "encrypted_content",
-        "status",
-        "queries",
-        "code",
-        "results",
-        "outputs",
-        "result",
-        "error",
-        "output_format",
-        "server_label",
-        "container_id",
-        "phase",
-        "pending_safety_checks",
-        "acknowledged_safety_checks",
-        "max_output_length",
-        "created_by",
-        "namespace",
-        "logs",
-        "background",
-        "quality",
-        "size",
-        "revised_prompt",
-        "approval_request_id",
+        "type", "role", "content", "output", "id", "call_id", "name", "arguments", "input", "action", "operation", "summary",
+        "encrypted_content", "status", "queries", "code", "results", "outputs", "result", "error", "output_format",
+        "server_label", "container_id", "phase", "pending_safety_checks", "acknowledged_safety_checks", "max_output_length",
+        "created_by", "namespace", "logs", "background", "quality", "size", "revised_prompt", "approval_request_id",
     ]
-)
+)  # fmt: skip
 """Fields of an item that are known."""
 
 
@@ -367,20 +328,11 @@ def _content(content: Any, spot: str, media: Media) -> str:
 
 _PART_FIELDS = (
     *(
-        "type",
-        "text",
-        "refusal",
-        "annotations",
-        "logprobs",
-        "image_url",
-        "detail",
-        "file_url",
-        "file_data",
-        "file_id",
+        "type", "text", "refusal", "annotations", "logprobs", "image_url", "detail", "file_url", "file_data", "file_id",
         "filename",
     ),
     *("input_audio", "stdout", "stderr", "outcome"),
-)
+)  # fmt: skip
 
 
 def _part(part: Mapping[str, Any], spot: str, media: Media) -> str:

@@ -24,19 +24,10 @@ from ramify.trace.notes import unread
 _TAU = frozenset(("task_id", "reward", "info", "traj", "messages", "trial", "records"))
 _TAU2 = frozenset(
     (
-        "id",
-        "task_id",
-        "messages",
-        "reward_info",
-        "termination_reason",
-        "trial",
-        "seed",
-        "mode",
-        "ticks",
-        "agent_cost",
+        "id", "task_id", "messages", "reward_info", "termination_reason", "trial", "seed", "mode", "ticks", "agent_cost",
         "user_cost",
     )
-)
+)  # fmt: skip
 _OF_MESSAGE = ("turn_idx", "raw_data", "requestor", "error", "tool_messages", "is_audio", "audio_format", "is_final_chunk")
 
 

@@ -15,8 +15,6 @@ from ramify.integrations.harnesses.pinning import Rules, recorded, registry
 from ramify.rollout.compact import Compaction
 from ramify.rollout.pins import Pins, RuleBrokenError, is_block
 
-_ROLES = {"human": "user", "ai": "assistant", "remove": "system"}
-
 
 def keep_rules(rules: Rules, **options: Any) -> Any:
     """A middleware that puts ``rules`` word for word before every call of the model, whatever compacted the messages before.

@@ -104,10 +104,6 @@ class CauseScreen:
         """The likeliest hypothesis."""
         return int(np.argmax(self.weights))
 
-    def share_of(self, unit: int) -> float:
-        """Posterior of the hypotheses in which ``unit`` plays a part."""
-        return float(self._per_unit()[unit])
-
     def next(self, count: int) -> list[np.ndarray]:
         """What to leave out next (N,): those sets that tell most about the hypotheses, the later ones given the earlier."""
         candidates = self._candidates()
