@@ -145,7 +145,7 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     use.ran("kernel-search", "kernel-search", "search", "sum.c", *small)
     use.ran("earned-code-memory", "earned-code-memory", "learn", "memory.sqlite", "run")
     use.ran("world-model", "world-model", "record", "--env", "household", "--episodes", 2, "--turns", 2, "--out", "recorded")
-    small = "--rounds 1 --iterations 1 --people 4 --runs 6 --searched 3".split()  # noqa: SIM905
+    small = "--rounds 1 --iterations 1 --people 4 --runs 6 --searched 3".split()
     use.ran("theory-loop", "theory-loop", "run", "--out", "loop", *small)
     assert use.methods("runs") == set(builtin_methods())
     assert use.methods("judged") >= {
@@ -168,7 +168,7 @@ def steered(folder: Path, use: Use) -> None:
     for name, prompt in (("tool", "take lamp"), ("plain", "go hall")):
         rows = [{"id": f"{name}{i}", "prompt": f"{prompt} {i}", "answer": "hall"} for i in range(12)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    pair = "--tuned hf:models/tuned --base hf:models/base --layer 2 --tool tool.jsonl --plain plain.jsonl".split()  # noqa: SIM905
+    pair = "--tuned hf:models/tuned --base hf:models/base --layer 2 --tool tool.jsonl --plain plain.jsonl".split()
     use.ran("crosscoder", "crosscoder", "capture", *pair, "--out", "states")
     small = ("--features", 12, "--k", 3, "--exclusive", 0.25, "--steps", 40, "--batch", 8, "--out", "dictionary")
     use.ran("crosscoder", "crosscoder", "train", "states", *small)

@@ -22,17 +22,17 @@ from ramify_experiments.diagnose.mutate import OPERATORS, mutants
 LAYERS = (("api", 6), ("service", 8), ("domain", 8), ("util", 8))
 """Folder and modules of each of the four layers; a function calls functions of the next one."""
 PER_MODULE = 6
-NOUNS = (  # noqa: SIM905
+NOUNS = (
     "order refund parcel invoice ticket voucher account basket shelf batch route driver depot carton pallet ledger tariff coupon "
     "member supplier window engine sensor panel gauge rotor valve pump filter beacon"
 ).split()
-OPAQUE = (  # noqa: SIM905
+OPAQUE = (
     "core base rules flow steps parts sums kinds marks terms forms links lanes zones grids nodes bands folds slots turns scopes "
     "tiers units waves"
 ).split()
 """Names of modules below the public ones: they say nothing of what the functions in them are about."""
 VERBS = ["settle", "weigh", "rank", "blend", "trim", "scale", "fold", "spread", "shift", "bound", "tally", "merge"]
-TRAITS = "late early heavy fragile urgent frozen partial returned monthly yearly foreign local bulk spare".split()  # noqa: SIM905
+TRAITS = "late early heavy fragile urgent frozen partial returned monthly yearly foreign local bulk spare".split()
 LIST_FORM = '''def {name}(items, limit={default}):
     """{doc}"""
     if not items:

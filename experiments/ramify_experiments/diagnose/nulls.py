@@ -40,7 +40,7 @@ def _elsewhere(rep: Repetition) -> bool:
     """Whether a finding is told to a strong agent although the issue is about another program."""
     (one,) = instances(rep.seed, "nothing", 1)
     rng = generator(rep.seed, "diagnose", "elsewhere")
-    words = (  # noqa: SIM905
+    words = (
         "socket parser cursor template canvas thread buffer widget token schema header cookie session stream layout cache query "
         "lexer"
     ).split()

@@ -29,7 +29,7 @@ def _beats_the_truth(rep: Repetition) -> bool:
 def _tells_equals_apart(rep: Repetition) -> bool:
     """Two seeds that are one theory: the first experiment passes the gate."""
     folder = str(rep.folder / "run")
-    words = "--rounds 1 --iterations 1 --people 4 --runs 50 --searched 12 --theory ttb --theory ttb".split()  # noqa: SIM905
+    words = "--rounds 1 --iterations 1 --people 4 --runs 50 --searched 12 --theory ttb --theory ttb".split()
     found = rep.verb(METHOD, "run", "--out", folder, "--seed", str(rep.seed % 2**31), *words)
     return bool(found["experiments"][0]["passed"])
 

@@ -37,7 +37,7 @@ from ramify_experiments.world_model.environments import (
 )
 
 TURNS = 8
-COMMANDS = (  # noqa: SIM905
+COMMANDS = (
     "set get del list echo pwd cd ls mkdir > cat rm wc search open ok 404 more end error none exists empty / .. kv shell"
 ).split()
 NUMBERS = tuple(str(i) for i in range(1, 30))

@@ -9,7 +9,7 @@ import pytest
 
 from ramify.cli.main import main
 
-SMALL = "--anyway --model builtin --n 8 --first 4 --confirm 4 --verifier mine.py:right --out scan.jsonl".split()  # noqa: SIM905
+SMALL = "--anyway --model builtin --n 8 --first 4 --confirm 4 --verifier mine.py:right --out scan.jsonl".split()
 
 
 @pytest.fixture

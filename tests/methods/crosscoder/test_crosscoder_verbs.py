@@ -166,7 +166,7 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     assert "features 0 belong to the other model alone: their effect on this one is exactly zero" in capsys.readouterr().err
 
     capsys.readouterr()
-    sets = "--features 0,9,3 --sizes 1,2 --sets 3+9+1 --gains 0,8 --budgets 1 --randoms 2 --json".split()  # noqa: SIM905
+    sets = "--features 0,9,3 --sizes 1,2 --sets 3+9+1 --gains 0,8 --budgets 1 --randoms 2 --json".split()
     assert run("crosscoder", *steer[:5], "--out", tmp_path / "sets", *steer[7:], *sets)[0] == 0
     result = said(capsys)
     assert [(one["name"], len(one["cell"]["features"])) for one in result["sets"]] == [

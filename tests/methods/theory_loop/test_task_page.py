@@ -40,7 +40,7 @@ def test_a_person_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         pytest.skip(f"NOT CHECKED: no browser at {CHROMIUM}; the page was only read")
     from playwright.sync_api import sync_playwright
 
-    words = "--rounds 1 --iterations 1 --people 2 --runs 10 --searched 3 --participants web --json".split()  # noqa: SIM905
+    words = "--rounds 1 --iterations 1 --people 2 --runs 10 --searched 3 --participants web --json".split()
     assert main(["theory-loop", "run", "--out", str(tmp_path / "run"), *words]) == 0
     hostile = tmp_path / "consent.txt"
     hostile.write_text("We study </script><script>alert(1)</script> choices & 'keys'.\n\nSecond paragraph.")

@@ -615,7 +615,7 @@ def test_a_prompt_that_holds_the_hidden_theory_ends_the_loop(
     told = {**REPLY["verdict"], "recommendation": CANONICAL["cue-parity"].description}
     model, _ = scripted(lambda role, count: json.dumps(told) if role == "verdict" else None)
     with serving(ModelServer(chat=model).app) as url:
-        words = "--rounds 1 --iterations 1 --people 8 --runs 20 --participants simulated:cue-parity".split()  # noqa: SIM905
+        words = "--rounds 1 --iterations 1 --people 8 --runs 20 --participants simulated:cue-parity".split()
         assert loop("run", "--out", tmp_path / "run", "--proposer", f"chat:{NAME}@{url}", *words) == 2
     assert "hidden theory" in capsys.readouterr().err
 

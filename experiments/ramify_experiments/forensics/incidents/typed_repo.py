@@ -18,9 +18,9 @@ CONFIG = (
 README = "# Service\n\nOrders, stock and billing for the shop. Types are checked with `mypy`, configured in `pyproject.toml`.\n"
 MODULES = tuple(
     """accounts alerts audit basket billing catalog coupons delivery exports invoices ledger orders payments pricing refunds
-    reports search shipping stock users""".split()  # noqa: SIM905
+    reports search shipping stock users""".split()
 )
-VERBS = tuple("apply build check count find format load make merge parse pick rank read sum tag".split())  # noqa: SIM905
+VERBS = tuple("apply build check count find format load make merge parse pick rank read sum tag".split())
 MOST = len(MODULES) * len(VERBS)
 """Functions there are, so the most errors that can be seeded."""
 _HEAD = (

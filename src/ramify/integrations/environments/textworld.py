@@ -35,7 +35,7 @@ _OWN = ("admissible", "max_turns")
 #: Commands to the interpreter, not to the game: they write files, read those of another episode, or ask for confirmation.
 _META = frozenset(
     """save restore restart quit q script transcript unscript noscript notranscript undo again g oops o version verify record
-    unrecord replay recording superbrief brief verbose notify""".split()  # noqa: SIM905 (thirty names read better as one text)
+    unrecord replay recording superbrief brief verbose notify""".split()
 )
 _STATUS = re.compile(r"\s*>?[ \t]*-= .{1,200} =-\s*-?\d+/-?\d+\s*$")
 

@@ -39,9 +39,7 @@ _PREPARE = re.compile(
     r"^(sudo\s+)?(pip3?|uv|conda|mamba|poetry|apt(-get)?|npm|yarn|pnpm|cargo|brew)\s+(install|add|sync|ci|update|fetch)"
     r"|^python3? -m (pip|venv)|^(virtualenv|source|export|git (clone|checkout|stash))\b"
 )
-_LOOK = frozenset(
-    "cat less head tail grep rg ag find ls tree nl wc file stat sed awk git cd pwd ack bat fd which".split()  # noqa: SIM905
-)
+_LOOK = frozenset("cat less head tail grep rg ag find ls tree nl wc file stat sed awk git cd pwd ack bat fd which".split())
 _CD = re.compile(r"^\s*cd\s+\S+\s*(?:&&|;)\s*")
 _WRITES = re.compile(r"(?<![0-9&])>{1,2}\s*([^\s&|;>]+)|\btee\s+(?:-a\s+)?([^\s|;]+)")
 

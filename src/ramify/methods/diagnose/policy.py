@@ -31,7 +31,7 @@ STOP = frozenset(
     """the and for with that this from was were are not but has have had when then than there their which what returns return
     expected instead gives get got one two some any all its into about after before should would could can does did call
     calls calling value values raises error wrong result python line file test issue bug using use used def self none true
-    false int str list dict assert import""".split()  # noqa: SIM905
+    false int str list dict assert import""".split()
 )
 BESIDE = 0.35
 """Share of belief from which on a function's sibling is looked for."""
@@ -295,7 +295,7 @@ def _functions(path: str, lines: tuple[tuple[int, str], ...]) -> tuple[Seen, ...
 _TOKEN = re.compile(r"[A-Za-z_]\w*|\d+|[<>=!]=|[^\s\w]")
 _WORDS = frozenset(
     """def if else elif for while return not and or in is None True False len range min max sum abs raise try except break
-    continue lambda""".split()  # noqa: SIM905
+    continue lambda""".split()
 )
 
 

@@ -26,13 +26,13 @@ MANY = 20_000
 """Files from which on no file is read before it is asked for, so the tree counts files and not lines."""
 FOLDERS = frozenset(
     """doc docs documentation site-packages node_modules bower_components vendor third_party build dist target out venv env
-    __pycache__ htmlcov coverage runs""".split()  # noqa: SIM905
+    __pycache__ htmlcov coverage runs""".split()
 )
 """Folders that hold no source to look at; so do those whose names begin with a dot or end in .egg-info."""
 PROSE = frozenset([".md", ".rst", ".txt", ".adoc", ".tex", ".pdf"])
 SOURCE = frozenset(
     """.py .pyi .pyx .js .jsx .mjs .cjs .ts .tsx .go .rs .java .kt .scala .c .h .cc .cpp .hpp .cs .rb .php .swift .lua .sh .pl
-    .r .jl .ex .hs""".split()  # noqa: SIM905
+    .r .jl .ex .hs""".split()
 )
 """Ends of the names of source files."""
 _SHA = re.compile(r"[0-9a-f]{7,40}")

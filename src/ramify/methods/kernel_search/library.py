@@ -32,7 +32,7 @@ _LANGUAGE = {
     *MATH,
     *(f"{name}f" for name in MATH),
     *"""int float double long size_t int32_t int64_t unsigned char uint8_t void const static inline restrict if else for while
-    return do switch case sizeof memset memcpy torch nn numpy np""".split(),  # noqa: SIM905
+    return do switch case sizeof memset memcpy torch nn numpy np""".split(),
 }
 """Words that are no names of the kernel's own."""
 _KEPT = re.compile(r"^(?://|#) ramify kernel: (\{.*\})\n")

@@ -23,12 +23,10 @@ Shape = tuple[str, ...] | None
 BINARY: Mapping[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
 UNARY = frozenset(
     """abs ceil clamp clamp_max clamp_min cos erf exp exp2 expm1 floor log log10 log1p log2 neg reciprocal relu round rsqrt
-    sigmoid sin sqrt square tanh""".split()  # noqa: SIM905
+    sigmoid sin sqrt square tanh""".split()
 )
 REDUCING = frozenset(["amax", "amin", "max", "mean", "min", "norm", "prod", "std", "sum", "var"])
-MAKING = frozenset(
-    "bmm conv1d conv2d gelu layer_norm linear matmul maximum minimum mm mv silu softmax where".split()  # noqa: SIM905
-)
+MAKING = frozenset("bmm conv1d conv2d gelu layer_norm linear matmul maximum minimum mm mv silu softmax where".split())
 """Functions whose result is memory of its own."""
 COPIES = frozenset(["clone", "contiguous", "detach"])
 

@@ -26,7 +26,7 @@ ALLOWED = ("math", "numpy", "pandas", "scipy")
 SAMPLE = "def policy(probs):\n    return int(np.random.choice(len(probs), p=np.asarray(probs) / np.sum(probs)))\n"
 """The canonical policy: choose in proportion to the probabilities."""
 FORBIDDEN = frozenset(
-    "breakpoint compile delattr eval exec globals input locals open setattr vars __import__ __builtins__".split()  # noqa: SIM905
+    "breakpoint compile delattr eval exec globals input locals open setattr vars __import__ __builtins__".split()
 )
 MOST_CODE = 20_000
 
