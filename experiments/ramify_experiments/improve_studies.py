@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -296,7 +296,7 @@ def comparison_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-STUDIES = {
+STUDIES: dict[str, Callable[[ResultCache, Sequence[int]], Checks]] = {
     "credits": partial(_credits, CREDITS),
     "rules": partial(_credits, RULES),
     "critic": critic_study,

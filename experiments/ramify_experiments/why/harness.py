@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,9 @@ def talks(path: Path) -> list[Talk]:
         for view in views(run):
             messages = [replace(one.message, text=joined_reply(one.message.text, calls)) if (calls := one.data.get("tool_calls"))
                         else one.message for one in view.messages]  # fmt: skip
-            asked = next((chat["asked"] for one in view.messages if (chat := chat_of(one.data)).get("asked")), {})
+            asked: Mapping[str, Any] = next(
+                (chat["asked"] for one in view.messages if (chat := chat_of(one.data)).get("asked")), {}
+            )
             found.append((messages, list(asked.get("tools") or [])))
     return found
 
