@@ -36,11 +36,10 @@ def talks(path: Path) -> list[Talk]:
     found = []
     with Run.open(path) as run:
         for view in views(run):
-            messages = [replace(one.message, text=joined_reply(one.message.text, calls)) if (calls := one.data.get("tool_calls"))
-                        else one.message for one in view.messages]  # fmt: skip
-            asked: Mapping[str, Any] = next(
-                (chat["asked"] for one in view.messages if (chat := chat_of(one.data)).get("asked")), {}
-            )
+            said = [(one.message, one.data.get("tool_calls")) for one in view.messages]
+            messages = [replace(one, text=joined_reply(one.text, calls)) if calls else one for one, calls in said]
+            chats = (chat_of(one.data).get("asked") for one in view.messages)
+            asked: Mapping[str, Any] = next(filter(None, chats), {})
             found.append((messages, list(asked.get("tools") or [])))
     return found
 
