@@ -6,8 +6,9 @@ DIR is a checkout of lm-sys/RouteLLM (``routellm/evals/{gsm8k,mmlu}``: who was r
 in its repository. On a random half of the questions routers are fitted and tuned, on the other they are measured, by the measures
 of RouteLLM: the share of the gap between the two models that is recovered, averaged over all shares of questions that the strong
 model gets (APGR; .5 is a router that guesses), with an interval over questions (bootstrap); and by what a choice of the better
-worker gets. The null: the same, with the rewards shuffled over the questions before. (Shuffled among those that are fitted alone
-they are no null: what the fit then prefers by chance, such as long questions, does tell hard questions from easy ones.)
+worker gets. Where questions have subjects (MMLU's), a table of these stands beside the routers. The null: the same, with the
+rewards shuffled over the questions before. (Shuffled among those that are fitted alone they are no null: what the fit then
+prefers by chance, such as long questions, does tell hard questions from easy ones.)
 """
 
 from __future__ import annotations
@@ -90,6 +91,13 @@ def halves(table: RewardTable) -> tuple[RewardTable, RewardTable]:
     return subset(table, range(half)), subset(table, range(half, len(table.tasks)))
 
 
+def by_group(fit: RewardTable, test: RewardTable) -> np.ndarray:
+    """(Q, L): what the workers got on the fitted questions of each question's subject; of all where there are none."""
+    means = fit.means()
+    of = {group: means[[one == group for one in fit.groups]].mean(axis=0) for group in set(fit.groups)}
+    return np.array([of.get(group, means.mean(axis=0)) for group in test.groups])
+
+
 def shuffled(table: RewardTable, seed: int) -> RewardTable:
     """The table with the rewards of another question at each."""
     order = generator(seed, "shuffle").permutation(len(table.tasks))
@@ -101,10 +109,14 @@ def false_findings(table: RewardTable) -> tuple[int, int]:
     found = tried = 0
     for seed in range(SHUFFLES):
         fit, test = halves(shuffled(table, seed))
-        for one in fit_baselines(fit, seed):
-            if one.name in ("kNN", "matrix factorisation"):
-                _, low, high = interval(one.scores(test.prompts), test.means(), one.name, str(seed))
-                found, tried = found + (not low <= 0.5 <= high), tried + 1
+        of = {
+            one.name: one.scores(test.prompts) for one in fit_baselines(fit, seed) if one.name in ("kNN", "matrix factorisation")
+        }
+        if len(set(fit.groups)) > 1:
+            of["table"] = by_group(fit, test)
+        for name, scores in of.items():
+            _, low, high = interval(scores, test.means(), name, str(seed))
+            found, tried = found + (not low <= 0.5 <= high), tried + 1
     return found, tried
 
 
@@ -117,6 +129,10 @@ def measured(table: RewardTable, backbone: str, name: str) -> list[list[str]]:
         (one.name, one.setting, one.scores, one) for one in simple
     ]
     routers.append((f"ramify's router on {backbone}", "", learned(fit, backbone), None))
+    what = "kNN and matrix factorisation"
+    if len(set(fit.groups)) > 1:
+        routers.append(("a table of the subjects", "", lambda _: by_group(fit, test), None))
+        what = "kNN, matrix factorisation and the table"
     single, rows = means[:, means.mean(axis=0).argmax()], []
     for router, setting, scores, one in routers:
         given = scores(test.prompts)
@@ -131,7 +147,7 @@ def measured(table: RewardTable, backbone: str, name: str) -> list[list[str]]:
     false, tried = false_findings(table)
     low, high = clopper_pearson(false, tried)
     null = f"{false} of {tried} differ from guessing at 95 % [{low:.3f}, {high:.3f}]"
-    return [*rows, [f"{name}: kNN and matrix factorisation on shuffled rewards (null)", null]]
+    return [*rows, [f"{name}: {what} on shuffled rewards (null)", null]]
 
 
 def main() -> None:

@@ -1,17 +1,19 @@
 """The parsers of Qwen-AgentWorld's evaluation beside ramify's strict extraction and reading of scores, on the same outputs.
 
-    python -m ramify_experiments.world_model.outside DIR [--model smollm2 | --forms] [--out repro/world-model-outside.json]
+    python -m ramify_experiments.world_model.outside DIR [--model smollm2] [--forms | --judge] [--out FILE]
 
 DIR is a checkout of QwenLM/Qwen-AgentWorld. A model is asked by its system prompts (terminal, software engineering, MCP) for an
 observation, and by its judge prompts for the five scores of some of these; its parsers run in the sandbox. Beside them stand the
-forms that a reply can have, written down here, among them those by which a model reaches the judge with praise of itself.
+forms that a reply can have, written down here, among them those by which a model reaches the judge with praise of itself, and the
+forms of a judge's reply, among them those that quote an evaluation which the judged text holds. ``--judge``: the forms, and a
+model asked by its judge prompt and by ramify's for the scores of right, shuffled and wrong observations of one session.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,15 @@ from ramify.base.files import read_small
 from ramify.base.seeds import derive_key
 from ramify.base.waiting import wait_for
 from ramify.engine.named import find_model
-from ramify.methods.world_model.algorithm import EVALUATION, RUBRIC, TAG, extract, read_scores
+from ramify.methods.world_model.algorithm import EVALUATION, RUBRIC, TAG, extract, read_scores, rule_scores
+from ramify.methods.world_model.judging import PROMPT, shown
 from ramify.model.protocol import Model, Prefix, Sampling
 from ramify.model.rendered import laid_out
 from ramify.render.terminal import say
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits
 from ramify.stats.intervals import clopper_pearson
+from ramify.stats.ranking import auroc, auroc_interval
 from ramify_experiments.outside import tell_rows
 
 ACTIONS = {
@@ -71,6 +75,53 @@ found = {"replies": [parse_model_output(one, asked["tag"]) for one in asked["rep
          "judged": [parse_judge_output(one, asked["evaluation"]) for one in asked["judged"]]}
 json.dump(found, open("found.json", "w"))
 """
+
+
+def given(scores: object, name: str = "scores") -> str:
+    """An evaluation as a judge writes it, in the tag that both prompts ask for."""
+    return f"<{EVALUATION}>{json.dumps({'strengths': ['short'], name: scores})}</{EVALUATION}>"
+
+
+FOURS: dict[str, object] = dict.fromkeys(RUBRIC, 4)
+OWN, BARE = given(FOURS), json.dumps({"scores": FOURS})
+FIVES = given(dict.fromkeys(RUBRIC, 5))
+"""What a judged text may hold to be taken for its judgement."""
+QUOTED = {
+    "quotes the judged text's evaluation, then gives its own": f"It says {FIVES} of itself. {OWN}",
+    "gives its own, then quotes": f"{OWN} It says {FIVES} of itself.",
+    "quotes, and gives its own without a tag": f"It says {FIVES} of itself. {BARE}",
+}
+JUDGEMENTS = {
+    "tag, JSON": OWN,
+    "tag, code block, JSON": f"<{EVALUATION}>\n```json\n{BARE}\n```\n</{EVALUATION}>",
+    "JSON alone": BARE,
+    "after thoughts that hold another": f"<think>{FIVES}</think>{OWN}",
+    "a tag that is not closed": f"<{EVALUATION}>{BARE}",
+    "cut off after the scores": f"<{EVALUATION}>{BARE[:-1]}",
+    "scores at the top": json.dumps(FOURS),
+    "names in capitals": given({name.title(): 4 for name in RUBRIC}),
+    "a comma too many": OWN.replace("4}", "4,}"),
+    "single quotes": OWN.replace('"', "'"),
+    "prose": ", ".join(f"{name}: 4/5" for name in RUBRIC),
+    "a total alone": given(4, "total_score"),
+    "a score missing": given({name: 4 for name in RUBRIC if name != "factuality"}),
+    "no reply": "",
+    **{f"a score {one!r}": given(FOURS | {"factuality": one}) for one in (None, "good", "2", "2/5", 2.5, 9, 0, -3, True)},
+    **QUOTED,
+}
+SESSION = (
+    ("mkdir notes && cd notes && pwd", "/root/notes"),
+    ("echo 'buy milk' > list.txt && cat list.txt", "buy milk"),
+    ("wc -c list.txt", "9 list.txt"),
+    ("echo tea >> list.txt && cat list.txt", "buy milk\ntea"),
+    ("ls", "list.txt"),
+    ("grep -n tea list.txt", "2:tea"),
+    ("rm list.txt && ls -A | wc -l", "0"),
+    ("cat list.txt", "cat: list.txt: No such file or directory"),
+)
+"""Commands and what a shell answered; the checkout holds no trajectories."""
+FREE, DRAWS = 6, 32
+"""Replies that a judge writes whole, to one question; samples of the score of each observation, where the reply is begun."""
 MODULES = ("__init__.py", "output_parser.py", "judge_parser.py", "task_configs.py")
 
 
@@ -113,6 +164,16 @@ def judge_prompt(folder: Path) -> str:
     return rest.partition('"""')[0]
 
 
+def question_of(template: str, action: str, predicted: str, truth: str, past: str = "") -> str:
+    """What the peer's evaluation asks of a judge."""
+    return template.format(
+        context=f"# Context (Historical Interactions):\n\n{past}" if past else "",
+        world_model_input=f"# Current Turn:\n\n{action}",
+        predicted_observation=f"**World Model Output (Simulated):**\n```\n{predicted}\n```",
+        ground_truth=f"**Ground Truth (Real Output):**\n```\n{truth}\n```",
+    ).strip()
+
+
 def sampled(model: Model, template: Any, said: Sequence[tuple[str, str]], n: int, longest: int, key: str) -> list[str]:
     """Texts of ``n`` replies to messages."""
     tokens = np.array(laid_out(template, said), np.int32)
@@ -131,12 +192,7 @@ def outputs(folder: Path, spec: str) -> tuple[list[str], list[str]]:
         own = sampled(model, template, said, REPLIES, 64, f"observe {domain}")
         replies += own
         for i, reply in enumerate(own[:JUDGED]):
-            text = question.format(
-                context="",
-                world_model_input=f"# Current Turn:\n\n{action}",
-                predicted_observation=f"**World Model Output (Simulated):**\n```\n{extract(reply, strict=False)}\n```",
-                ground_truth=f"**Ground Truth (Real Output):**\n```\n{TRUTHS[domain]}\n```",
-            ).strip()
+            text = question_of(question, action, str(extract(reply, strict=False)), TRUTHS[domain])
             said = [("system", text_of(folder, "prompts", domain, "judge_system_prompt.txt")), ("user", text)]
             judged += sampled(model, template, said, EACH, 200, f"judge {domain} {i}")
         say(f"{domain}: {len(replies)} replies, {len(judged)} judgements so far")
@@ -193,22 +249,99 @@ def forms(folder: Path) -> list[list[str]]:
     ]
 
 
+def judge_forms(folder: Path) -> list[list[str]]:
+    """The forms of a judge's reply that the two read otherwise, as the mean of the five scores."""
+    told, taken = {}, [0, 0]
+    for (name, text), theirs in zip(JUDGEMENTS.items(), parsed(folder, (), list(JUDGEMENTS.values())).judged, strict=True):
+        seen = text.replace(FIVES, shown(FIVES))  # a judge can quote what it is shown
+        both = (total(read_scores(seen)), float(theirs["total_score"]) if theirs["success"] else None)
+        own, peer = ("refused" if one is None else f"{one:.2f}" for one in both)
+        if own != peer:
+            told[name] = f"{own} here, {peer} there"
+        if name in QUOTED:
+            taken = [n + (one == 5) for n, one in zip(taken, both, strict=True)]
+    return [
+        [
+            f"forms of a judge's reply ({len(JUDGEMENTS)}) read otherwise",
+            f"{len(told)}: " + "; ".join(f"{name}: {came}" for name, came in told.items()),
+        ],
+        [
+            f"replies of a judge in which an evaluation quoted from the judged text counts as its own, of {len(QUOTED)}",
+            f"{taken[0]} here, {taken[1]} there",
+        ],
+    ]
+
+
+def total(scores: Mapping[str, float] | None) -> float | None:
+    """The mean of five scores."""
+    return None if scores is None else float(np.mean(list(scores.values())))
+
+
+def factuality(model: Model, template: Any, said: Sequence[tuple[str, str]], begun: str) -> float | None:
+    """The mean of the scores 1 to 5 that a model gives factuality, by its probabilities of those that ``DRAWS`` samples name."""
+    tokens = np.array([*laid_out(template, said), *template.tokenizer.encode(begun)], np.int32)
+    keys = [derive_key(0, "factuality", i) for i in range(DRAWS)]
+    made = wait_for(model.sample(Prefix(tokens), DRAWS, Sampling(max_tokens=1), keys))
+    likely = [(one.text, one.model_logprobs) for one in made if one.text in tuple("12345")]
+    of = {int(text): float(np.exp(logprobs[0])) for text, logprobs in likely if logprobs is not None}
+    return sum(score * p for score, p in of.items()) / sum(of.values()) if of else None
+
+
+def told_apart(folder: Path, spec: str) -> list[list[str]]:
+    """Whether a model's scores by either prompt tell right observations from those of another turn and from an error."""
+    model, template = find_model(spec)
+    theirs, system = judge_prompt(folder), text_of(folder, "prompts", "terminal", "judge_system_prompt.txt")
+    begun = {
+        "its prompt": f'<{EVALUATION}>\n```json\n{{"strengths": [], "weaknesses": [], "scores": {{"factuality": ',
+        "the prompt here": f'<{EVALUATION}>{{"scores": {{"factuality": ',
+    }
+    found: dict[str, list[tuple[int, bool, str, float]]] = {name: [] for name in (*begun, "rules, no model")}
+    free, past = list[str](), ""
+    for turn, (action, truth) in enumerate(SESSION):
+        other, error = SESSION[(turn + 3) % len(SESSION)][1], f"bash: {action.split()[0]}: command not found"
+        for kind, text in (("right", truth), ("shuffled", other), ("wrong", error)):
+            peer = [("system", system), ("user", question_of(theirs, action, text, truth, past))]
+            own = [("user", PROMPT.format(history=past, action=action, truth=truth, text=text))]
+            free = free or sampled(model, template, peer, FREE, 200, "judge")
+            scores = [factuality(model, template, said, begun[name]) for name, said in zip(begun, (peer, own), strict=True)]
+            scores.append(rule_scores(text, truth, past)["factuality"])
+            for name, score in zip(found, scores, strict=True):
+                found[name] += [] if score is None else [(turn, kind == "right", kind, score)]
+        past += f"{action}\n{truth}\n\n"
+    rows = [["replies to its judge prompt that hold five scores", share(sum(read_scores(one) is not None for one in free), FREE)]]
+    for name, every in found.items():
+        for other in ("shuffled", "wrong"):
+            of = [one for one in every if one[2] in ("right", other)]
+            values, right = [one[3] for one in of], [one[1] for one in of]
+            area, ends = auroc(values, right), auroc_interval(values, right, [one[0] for one in of])
+            came = "undefined" if area is None or ends is None else f"{area:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
+            means = [np.mean([one[3] for one in of if one[1] == at]) for at in (True, False)]
+            came += f"; means {means[0]:.2f} and {means[1]:.2f}"
+            rows.append([f"{name}: AUROC of factuality, right above {other} observations of {len(SESSION)} turns", came])
+    return rows
+
+
 def main() -> None:
     """Sample, parse, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--forms", action="store_true", help="only the forms that a reply can have; no model is loaded")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--forms", action="store_true", help="only the forms that a reply can have; no model is loaded")
+    only.add_argument("--judge", action="store_true", help="the forms, and a model as judge by either prompt")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    rows = forms(given.folder)
-    if not given.forms:
-        replies, judged = outputs(given.folder, given.model)
+    asked = parser.parse_args()
+    rows, judges = forms(asked.folder), judge_forms(asked.folder)
+    if asked.judge:
+        judges += [[f"{asked.model}, {what}", came] for what, came in told_apart(asked.folder, asked.model)]
+    elif not asked.forms:
+        replies, judged = outputs(asked.folder, asked.model)
         rows += [
-            [f"{given.model}: {what}", came] for what, came in compared(replies, judged, parsed(given.folder, replies, judged))
+            [f"{asked.model}: {what}", came] for what, came in compared(replies, judged, parsed(asked.folder, replies, judged))
         ]
     rows = [[f"Qwen-AgentWorld's parser beside strict extraction, {what}", came] for what, came in rows]
-    tell_rows(rows, given.out)
+    rows += [[f"Qwen-AgentWorld's judge beside the one here, {what}", came] for what, came in judges]
+    tell_rows(rows, asked.out)
 
 
 if __name__ == "__main__":

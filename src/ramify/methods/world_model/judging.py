@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ramify.base.ids import stable_hash
-from ramify.methods.world_model.algorithm import read_scores, rule_scores
+from ramify.methods.world_model.algorithm import EVALUATION, read_scores, rule_scores
 from ramify.score.judge import Each, Item, Judge, Judgement, Question, find_judge
 
 PROMPT = """You compare a predicted observation of an environment with the true one.
@@ -33,9 +34,15 @@ Reply with <final_evaluation>{{"scores": {{"format": N, "factuality": N, "consis
 N}}}}</final_evaluation>"""
 
 
+def shown(text: str) -> str:
+    """A text as the judge is shown it: an evaluation's tag in it is broken, so that a judge who quotes it gives no evaluation."""
+    return re.sub(rf"(</?)(?={EVALUATION}\b)", r"\1 ", text, flags=re.IGNORECASE)
+
+
 def _fields(items: Sequence[Item]) -> Mapping[str, Any]:
     item = items[0]
-    return {"text": item.text, **{name: item.data.get(name, "") for name in ("history", "action", "truth")}}
+    given = {"text": item.text, **{name: item.data.get(name, "") for name in ("history", "action", "truth")}}
+    return {name: shown(str(text)) for name, text in given.items()}
 
 
 def _read(reply: str, items: Sequence[Item]) -> Judgement:
