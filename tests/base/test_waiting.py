@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import os
 import signal
 import threading
@@ -196,3 +197,27 @@ def test_ctrl_c_without_a_loop_ends_the_work_first() -> None:
     with pytest.raises(KeyboardInterrupt):
         wait_for(interrupted(ended, signal.SIGINT))
     assert ended == ["work"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("where", ["new_event_loop", "Runner.run", "its first step"])
+def test_an_interrupt_before_the_work_has_begun_leaves_no_warning(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python warns of a coroutine that nobody awaited, and a warning here is raised by whoever collects the garbage."""
+
+    def interrupted(*_: object, **__: object) -> Any:
+        raise KeyboardInterrupt
+
+    if where == "its first step":
+        run = asyncio.Runner.run
+
+        def cancelled(runner: asyncio.Runner, work: Any, **given: Any) -> Any:
+            runner.get_loop().call_soon(signal.raise_signal, signal.SIGINT)
+            return run(runner, work, **given)
+
+        monkeypatch.setattr(asyncio.Runner, "run", cancelled)
+    else:
+        name, _, inner = where.partition(".")
+        monkeypatch.setattr(getattr(asyncio, name) if inner else asyncio, inner or name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(made())
+    gc.collect()

@@ -4,6 +4,7 @@ work where one runs already (a notebook, a handler of a web server, an asynchron
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
@@ -21,8 +22,11 @@ def wait_for(work: Awaitable[T]) -> T:
 
     Raises what ``work`` raises. What interrupts the wait (Ctrl-C, the interrupt of a notebook's cell) cancels ``work`` and
     is raised once it has ended; a second interrupt is raised at once. Context variables are those of the caller."""
-    with EventLoop() as loop:
-        return loop.run(work)
+    try:
+        with EventLoop() as loop:
+            return loop.run(work)
+    finally:
+        _drop(work)
 
 
 class EventLoop:
@@ -44,12 +48,17 @@ class EventLoop:
         async def kept() -> None:  # returns nothing: taking away asyncio's handler of Ctrl-C writes out the task and its result
             results.append(await work)
 
-        if not _running():
-            self._runner.run(kept(), context=copy_context())
-        else:
-            loop = self._runner.get_loop()
-            task = loop.create_task(kept(), context=copy_context())
-            _elsewhere(lambda: loop.run_until_complete(task), lambda: loop.call_soon_threadsafe(task.cancel))
+        waiting = kept()
+        try:
+            if not _running():
+                self._runner.run(waiting, context=copy_context())
+            else:
+                loop = self._runner.get_loop()
+                task = loop.create_task(waiting, context=copy_context())
+                _elsewhere(lambda: loop.run_until_complete(task), lambda: loop.call_soon_threadsafe(task.cancel))
+        finally:
+            _drop(waiting)
+            _drop(work)
         return results[0]
 
     def close(self) -> None:
@@ -58,6 +67,13 @@ class EventLoop:
             self._runner.close()
         else:
             _elsewhere(self._runner.close, lambda: None)
+
+
+def _drop(work: Awaitable[object]) -> None:
+    """Close a coroutine that an interrupt left unstarted: Python would warn, over the sentence of Ctrl-C, that it was never
+    awaited."""
+    if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+        work.close()
 
 
 def _running() -> bool:
