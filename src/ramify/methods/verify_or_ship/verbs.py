@@ -89,8 +89,8 @@ FalseAccept = Annotated[
 ]
 
 
-def _judges(named: Sequence[str], verify: str | None) -> dict[str, Judge]:
-    found: dict[str, Judge] = {}
+def _named_judges(named: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
     for one in named:
         name, equals, spec = one.partition("=")
         if not name or not equals:
@@ -99,21 +99,21 @@ def _judges(named: Sequence[str], verify: str | None) -> dict[str, Judge]:
             raise UserError(
                 f"--judge '{name}' is there twice" if name in found else f"'{name}' is the verifier's name: choose another"
             )
-        found[name] = find_judge(spec, what="critic")
-    if verify is not None:
-        found[records.VERIFIER] = find_judge(verify, what="verifier")
+        found[name] = spec
     return found
 
 
 def _ask(source: Path, named: Sequence[str], verify: str | None) -> None:
     """Have judges judge what they have not yet; what they say stays in the run."""
-    folder = run_folder(source)
+    critics, folder = _named_judges(named), run_folder(source)
     if folder is None:
         raise UserError(f"{source} is not a run to keep judgements in: `ramify import {source} --run DIR` makes one")
     kept = "what was judged is kept: the same command continues"
     with progress("calibrate", kept=kept) as bar, Run.open(folder, write=True) as run:
         # a server is asked what it takes when its judge is found
-        records.ask(run, _judges(named, verify), bar.at, lambda total: bar.begin(total, unit="candidates"))
+        judges = {name: find_judge(spec, what="critic") for name, spec in critics.items()}
+        judges |= {} if verify is None else {records.VERIFIER: find_judge(verify, what="verifier")}
+        records.ask(run, judges, bar.at, lambda total: bar.begin(total, unit="candidates"))
 
 
 @app.verb(settings=CalibrateConfig, keeps="source")
