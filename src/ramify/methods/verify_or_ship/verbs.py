@@ -57,7 +57,7 @@ from ramify.methods.verify_or_ship.replay import replay as follow
 from ramify.render.numbers import interval, p_value, percent, percent_interval
 from ramify.render.result import Result, Section, Verbatim, table
 from ramify.render.terminal import progress
-from ramify.score.judge import Judge, find_judge
+from ramify.score.judge import find_judge
 from ramify.stats.intervals import Interval
 from ramify.trace.db import Run
 from ramify.trace.lines import first_record
