@@ -60,7 +60,7 @@ def test_what_a_function_reaches_decides_and_nothing_else(package: Path) -> None
     ("module", "within", "without"),
     [
         ("ramify_experiments.governance.repro", "ramify.base.seeds", "ramify.methods.governance.run"),
-        ("ramify_experiments.early_decision.organisms", "ramify.train.losses", "ramify.methods.early_decision.run"),  # a lookup
+        ("ramify_experiments.early_decision.organisms", "ramify.train.losses", "ramify.methods.early_decision.verbs"),  # a lookup
         ("ramify_experiments.cliffs.repro", "ramify.env.builtin.chain", "ramify.web.server"),
         ("ramify_experiments.improve", "ramify.env.builtin.household", "ramify.web.server"),
     ],
