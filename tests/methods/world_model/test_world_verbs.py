@@ -18,7 +18,7 @@ from ramify.methods.world_model.evaluation import compared
 from ramify.methods.world_model.trajectories import EnvTrajectory, EnvTurn, read_trajectories
 from ramify.testing import check_env
 from ramify.trace.db import Run
-from tests.cli.conftest import Verb
+from tests.command import Verb
 from tests.methods.world_model.worlds import notes
 
 SMALL = ("--steps", 12, "--rows", 4, "--width", 32, "--layers", 1, "--vocab", 300, "--max-tokens", 24)
