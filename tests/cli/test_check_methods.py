@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from ramify.base import registry
+from ramify.cli import experiments
 from ramify_experiments.cases import KnownCase, verdict
 from ramify_experiments.verbs import cases_of
 
@@ -44,6 +46,12 @@ def make_toy(folder: Path, monkeypatch: pytest.MonkeyPatch, share: int = 0, sees
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: toy-method\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[ramify.cases]\ntoy = toy_method.nulls:CASES\n")
     monkeypatch.setattr(registry, "names", lambda kind: ["toy"])
+    found = experiments.found
+
+    def alone(group: str) -> dict[str, EntryPoint]:
+        return {name: entry for name, entry in found(group).items() if group != "cases" or name == "toy"}
+
+    monkeypatch.setattr(experiments, "found", alone)
 
 
 @pytest.mark.slow
