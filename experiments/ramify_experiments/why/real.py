@@ -115,7 +115,6 @@ def real(model: str, cells: ResultCache, first: int = 0) -> Checks:
     low = clopper_pearson(false, len(null))[0]
     checks.value("coins: lower bound of its false namings", low, len(null), "<=", 0.05)
     checks.mean("coins: continuations an attempt", [row["samples"] for row in null])
-    checks.share(
-        "coins: first steps with a forking token of success", sum(bool(row["tokens"]) for row in null), len(null), exact=True
-    )
+    forking = sum(row["forking"] > 0 for row in null)
+    checks.share("coins: first steps with a forking token of success", forking, len(null), exact=True)
     return checks
