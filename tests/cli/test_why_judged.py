@@ -207,13 +207,15 @@ class Knowing(ScriptedModel):
         rows = []
         for row in tokens:
             text = self.tokenizer.decode(row.tolist())
-            log = text.split("<log>")[1].split("</log>")[0]
+            log = text.split("<log>")[-1].split("</log>")[0]
             value = -4.0 + 2.0 * ("4" in log.split("and 2:")[-1]) - 1.0 * ("5" in log)
             rows.append(TokenScores(np.full(len(row), value, np.float32)))
         return rows
 
 
 model = Knowing(["ok"])
+short, small = Knowing(["ok"], name="short"), Knowing(["ok"], name="small")
+short.context, small.context = 320, 40
 '''
 
 
@@ -233,6 +235,12 @@ def test_the_way_answer_names_the_step_after_which_the_answer_is_less_likely_for
     assert "the answer fell from -2 to -5 nats a token" in answer["headline"]
     known = verb("why", "run", "a", *asked, "--successes", 1).json["successes"]
     assert known == {"n": 1, "named": 0, "as_agreed": 0}, "a log that ends with the answer at its likeliest names no step"
+    assert "without their middle" not in answer["opinions"][0]["reason"]
+    cut = verb("why", "run", "a", "--judge", "knowing.py:short", *asked[2:]).json["opinions"][0]["reason"]
+    assert "prompts were longer than the model takes, and shown without their middle" in cut
+    small = verb("why", "run", "a", "--judge", "knowing.py:small", *asked[2:])
+    assert small.code != 0
+    assert "leaves no room for a prompt" in small.err
     none = verb("why", "run", "c", *asked)
     assert none.code != 0
     assert "its task names no answer" in none.err
