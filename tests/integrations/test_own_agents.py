@@ -712,3 +712,77 @@ def test_bad_requests_of_an_agent_are_refused_in_a_sentence(tmp_path: Path) -> N
     assert [status for status, _ in said] == [400, 400, 400, 400, 400, 404, 410, 400]
     assert all(text and "\n" not in text for _, text in said)
     assert attempt.turns[-1].answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_model_in_this_process_samples_as_the_agent_asks(tmp_path: Path) -> None:
+    import httpx2
+
+    replies: list[dict[str, Any]] = []
+
+    def agent(prompt: str, url: str) -> str:
+        message = {"role": "user", "content": prompt}  # the same history each time, whatever was replied
+        with httpx2.Client(timeout=60) as client:
+            for asked in ({"temperature": 0, "max_tokens": 2}, {"temperature": 0, "max_tokens": 2}, {"stop": [" ", "e"]}):
+                replies.append(client.post(f"{url}/chat/completions", json={"messages": [message], **asked}).json()["choices"][0])
+        return "done"
+
+    (attempt,) = ramify.play("builtin", ramify.agent(agent), [{"id": "a", "prompt": "Go."}], out=tmp_path / "run")
+    assert attempt.failure is None
+    first, again, ended = (one["message"]["content"] for one in replies)
+    nodes = [turn.node for turn in attempt.turns]
+    assert first == again  # greedy, at a run's temperature of 1
+    assert all(node.sampled is not None and node.sampled.sum() == 2 for node in nodes[:2])
+    assert replies[0]["finish_reason"] == "length"
+    assert not set(ended or "") & {" ", "e"}  # a server leaves the stop text out; the tokens keep it
+    assert nodes[0].logprobs is None  # they would be those of temperature 0, and the run says 1
+    assert nodes[2].logprobs is not None
+
+
+def test_what_only_a_server_follows_is_refused(tmp_path: Path) -> None:
+    import httpx2
+
+    def agent(prompt: str, url: str) -> str:
+        body = {"messages": [{"role": "user", "content": prompt}], "response_format": {"type": "json_object"}}
+        return httpx2.post(f"{url}/chat/completions", json=body, timeout=60).text
+
+    with pytest.raises(UserError, match=r"response_format.*`ramify serve` it"):
+        ramify.play("builtin", ramify.agent(agent), [{"id": "a", "prompt": "Go."}], out=tmp_path / "run")
+
+
+def test_a_model_in_this_process_is_shown_what_the_agent_sends(tmp_path: Path) -> None:
+    import httpx2
+
+    from ramify.rollout.components import make_agent
+    from ramify.rollout.run import Episodes
+
+    sent = [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."}],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Again."}],  # the first reply is gone
+        [{"role": "user", "content": "Call it."}],
+    ]
+
+    def agent(prompt: str, url: str) -> str:
+        with httpx2.Client(timeout=60) as client:
+            for at, messages in enumerate(sent):
+                body = {"messages": messages, "max_tokens": 4} | ({"tools": TOOLS[:1]} if at == 2 else {})
+                assert client.post(f"{url}/chat/completions", json=body).status_code == 200
+        return "done"
+
+    (attempt,) = ramify.play("builtin", ramify.agent(agent), [{"id": "a", "prompt": "Go."}], out=tmp_path / "run")
+    with Run.open(tmp_path / "run", write=True) as run:
+        prompts = Episodes(make_agent("builtin", None, None), ramify.agent(agent), run).prompts
+        path = [turn.node for turn in attempt.turns]
+        prompts.record.load(attempt.tree)
+        decode = prompts.agent.template.tokenizer.decode  # type: ignore[union-attr]
+        shown = []
+        for node in path:
+            tree = prompts.record.trees[attempt.tree]
+            prefix = prompts.prompt(prompts.at(tree.node(str(node.parent))), ()).prefix
+            assert prefix.tokens is not None
+            shown.append(decode(prefix.tokens.tolist()))
+    words = ("Be brief.", "Go.", "Again.", "Call it.", "look_up")
+    assert [[word for word in words if word in one] for one in shown] == [
+        ["Be brief.", "Go."],
+        ["Be brief.", "Again."],
+        ["Call it.", "look_up"],
+    ]

@@ -374,7 +374,7 @@ class Job:
         """The current agent."""
         c = self.config
         sampling = Sampling(temperature=c.temperature, max_tokens=c.max_reply, stop_tokens=self.template.stop_tokens)
-        return Agent(self.model, self.template, sampling)
+        return Agent(self.model, self.template, sampling, follows=False)
 
     def player(self, run: Run, group: str) -> Player:
         """Plays episodes of the current agent."""

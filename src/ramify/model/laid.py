@@ -69,7 +69,7 @@ class Layout:
         self.template = template.lenient if isinstance(template, JinjaTemplate) else template
         self._limit = remembered
         self._replies: OrderedDict[tuple[bytes, str], Completion] = OrderedDict()
-        self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
+        self._shown = ToolTemplates(self.template)
 
     @property
     def identity(self) -> Identity:
@@ -132,7 +132,7 @@ class Layout:
         assert prompt.inside.tokens is not None
         completion = replace(completion, head=prompt.head)
         text = assistant_node_parts(self.template, completion, head=prompt.head)["text"]
-        self._replies[prompt.position, _gist(text)] = completion
+        self._replies[prompt.position, gist(text)] = completion
         while len(self._replies) > self._limit:
             self._replies.popitem(last=False)
         data = dict(completion.data or {})
@@ -174,12 +174,12 @@ class Layout:
         position, known = hashlib.blake2b(digest_size=16), list[Known]()
         for message in messages:
             text, pieces = message.text, tuple[RenderedPiece, ...]()
-            sampled = self._replies.get((position.digest(), _gist(text))) if message.role == "assistant" else None
+            sampled = self._replies.get((position.digest(), gist(text))) if message.role == "assistant" else None
             if sampled is not None:
                 parts = assistant_node_parts(self.template, sampled, head=sampled.head)
                 text, pieces = parts["text"], (RenderedPiece(parts["tokens"], parts["text"], parts["sampled"], parts["ends"]),)
             known.append(Known(message.role, text, pieces))
-            content = _gist(text) if message.role == "assistant" else text
+            content = gist(text) if message.role == "assistant" else text
             position.update(json.dumps([message.role, content]).encode())
         layout = rendered(template, known)
         texts: list[tuple[int, str, str, list[int]]] = []
@@ -208,7 +208,7 @@ class Layout:
         return _Prompt(tuple(shown), layout.header, position.digest())
 
     def _encoded_message(self, template: ChatTemplate, message: Message, after: str, position: bytes) -> TokenMessage:
-        sampled = self._replies.get((position, _gist(message.text))) if message.role == "assistant" else None
+        sampled = self._replies.get((position, gist(message.text))) if message.role == "assistant" else None
         if sampled is not None:
             parts = assistant_node_parts(template, sampled, after=after)
             return TokenMessage(replace(message, text=parts["text"]), parts["tokens"], parts["ends"])
@@ -217,21 +217,32 @@ class Layout:
 
     def _with_tools(self, prefix: Prefix) -> tuple[ChatTemplate, tuple[Message, ...]]:
         """A template and messages that describe the tools."""
-        if not prefix.tools:
-            return self.template, prefix.messages
-        tools = request_tools(prefix.tools)
+        return self._shown.tools(prefix.messages, request_tools(prefix.tools) if prefix.tools else [])
+
+
+class ToolTemplates:
+    """How ``template`` describes tools: itself where it knows ``tools``, else the system message does."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
+
+    def tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[ChatTemplate, tuple[Message, ...]]:
+        """A template and messages that describe ``tools``, which are in OpenAI's form."""
+        if not tools:
+            return self.template, tuple(messages)
         if isinstance(self.template, JinjaTemplate) and "tools" in self.template.source:
             name = json.dumps(tools, sort_keys=True)
             if name not in self._templates:
                 self._templates[name] = replace(self.template, variables={**self.template.variables, "tools": tools})
                 while len(self._templates) > 16:
                     self._templates.popitem(last=False)
-            return self._templates[name], prefix.messages
+            return self._templates[name], tuple(messages)
         description = _TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-        first, rest = prefix.messages[0], prefix.messages[1:]
+        first, rest = messages[0], messages[1:]
         if first.role == "system":
             return self.template, (replace(first, text=f"{first.text}\n\n{description}"), *rest)
-        return self.template, (Message("system", description), *prefix.messages)
+        return self.template, (Message("system", description), *messages)
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +266,7 @@ def _sampled(source: RenderedPiece, piece: Reused) -> list[bool]:
     return [] if source.sampled is None else source.sampled[piece.start : piece.end].tolist()
 
 
-def _gist(text: str) -> str:
+def gist(text: str) -> str:
     """A reply in one canonical form, however its calls were written."""
     content, calls = split_reply(text)
     named_calls = [[call["function"]["name"], json.loads(call["function"]["arguments"])] for call in calls]

@@ -49,7 +49,8 @@ class Prefix:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools the environment offers, as JSON schemas; a model that takes messages may call them."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Further request fields that only an endpoint can follow: sent with the prompt unchanged (``HttpModel.forwards``)."""
+    """Further fields of an agent's request. An endpoint is sent them with the prompt; of a model in this process what they say
+    of sampling is followed by whoever samples (:mod:`ramify.model.asked`)."""
 
 
 NO_LIMIT = 1 << 30

@@ -23,6 +23,9 @@ class Agent:
     """Shortens prompts that would be longer than ``window``."""
     window: int = 0
     """Most tokens of a prompt (characters for a model that takes messages); 0: no limit, and no compactor."""
+    follows: bool = True
+    """Whether temperature, top-p and top-k that an agent's program asks for count: not where the model is trained on what it
+    samples."""
 
     def __post_init__(self) -> None:
         if self.window < 0 or (self.window == 0) != (self.compactor is None):

@@ -12,6 +12,7 @@ import numpy as np
 from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.env.protocol import chat_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate
+from ramify.model.laid import ToolTemplates, gist
 from ramify.model.protocol import Prefix
 from ramify.model.rendered import Filled, Known, RenderedPiece, rendered
 from ramify.rollout.agent import Agent
@@ -30,6 +31,7 @@ class Prompts:
 
     def __init__(self, agent: Agent, record: Record, sampler: Sampler) -> None:
         self.agent, self.record, self.sampler = agent, record, sampler
+        self._tools = None if agent.template is None else ToolTemplates(agent.template)
 
     def at(self, node: Node, offset: int | None = None) -> Position:
         """The position after ``node``, or after ``offset`` tokens of it, with what the model will be shown.
@@ -110,13 +112,14 @@ class Prompts:
     def prompt(self, position: Position, tools: Sequence[Mapping[str, Any]], asked: Mapping[str, Any] | None = None) -> Prompt:
         """The model's prompt at ``position``; ``asked`` are further fields of the request where the history says none. Raises
         InfrastructureError("template") where the template refuses the history."""
-        rendered, head = self._rendered(position)
+        messages, fields = chat_shown(position.messages)
+        asked = fields or asked or {}
+        rendered, head = self._rendered(position, messages, asked)
         pieces = list(position.tokens) if rendered is None else [whole_tokens(rendered)]
         if head is not None:
             pieces.append(head)
         tokens = np.concatenate(pieces) if pieces else None
-        messages, fields = chat_shown(position.messages)
-        return Prompt(Prefix(tokens, messages, tuple(tools), fields or asked or {}), rendered, head)
+        return Prompt(Prefix(tokens, messages, tuple(tools), asked), rendered, head)
 
     def tokens_of(self, parts: list[Part], begun: bool) -> np.ndarray:
         """int32 (T,): the prompt rendered from the history ``parts``; ``begun``: it ends in the model's own unfinished reply.
@@ -131,14 +134,45 @@ class Prompts:
         tokens = [] if self.agent.template is None else [whole_tokens(parts)]
         return {"tokens": tokens, "messages": as_messages(parts)}
 
-    def _rendered(self, position: Position) -> tuple[list[Part] | None, np.ndarray | None]:
-        """The prompt where the template rewrites the history, and the tokens that open the reply."""
-        template = self.agent.template
-        if template is None:
+    def _rendered(
+        self, position: Position, messages: Sequence[Message], asked: Mapping[str, Any]
+    ) -> tuple[list[Part] | None, np.ndarray | None]:
+        """The prompt where it is not the history's own tokens, since the template rewrites the history or an agent's program
+        sent other ``messages`` or tools; and the tokens that open the reply."""
+        if self._tools is None:
             return None, None
+        opens = position.begun is None
+        template, told = self._tools.tools(messages, () if asked.get("tool_choice") == "none" else asked.get("tools") or ())
+        sent = self._sent(position, template, told)
         if not isinstance(template, JinjaTemplate):
-            return None, head_of(template, position.messages) if position.begun is None else None
-        return rendered_parts(template, position.shown or self.shown(position.parent, position.offset), position.begun is None)
+            return sent, head_of(template, told) if opens else None
+        parts = sent or position.shown or self.shown(position.parent, position.offset)
+        rendered, head = rendered_parts(template, parts, opens)
+        return rendered or sent, head
+
+    def _sent(self, position: Position, template: ChatTemplate, messages: Sequence[Message]) -> list[Part] | None:
+        """``messages`` as parts: what stands in the history, replies above all, keeps its tokens. None where they are it."""
+        own = position.messages
+        if len(messages) == len(own) and all(a is b or _said(a) == _said(b) for a, b in zip(messages, own, strict=True)):
+            return None
+        groups = by_message(position.shown or self.shown(position.parent, position.offset))
+        known: dict[tuple[str, str], list[list[Part]]] = {}
+        for message, group in zip(own, groups, strict=True):
+            known.setdefault(_said(message), []).append(group)
+        parts, after = list[Part](), ""
+        for message in messages:
+            if found := known.get(_said(message)):
+                parts += found.pop(0) if len(found) > 1 else found[0]
+            else:
+                tokens, _, text = template.render(message.role, message.written(), after)
+                parts.append(Insert(text, tuple(tokens), message.role))
+            after = message.role
+        return parts
+
+
+def _said(message: Message) -> tuple[str, str]:
+    """What a message says, however its calls are written."""
+    return message.role, gist(message.written()) if message.role == "assistant" else message.text
 
 
 def _front(template: ChatTemplate) -> int:

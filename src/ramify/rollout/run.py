@@ -18,7 +18,8 @@ from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError
 from ramify.base.ids import stable_hash
 from ramify.env.protocol import Env, Environment, Observation, Task, Volatile, tools_of
-from ramify.model.protocol import Sampling
+from ramify.model.asked import as_asked, shape_of
+from ramify.model.protocol import Prefix, Sampling
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt, Draw, Turn, as_turn
 from ramify.rollout.edits import Change, taps_of
@@ -469,7 +470,10 @@ class Episodes:
             assert prompt.prefix.tokens is not None
             taps = taps_of(change.state, len(prompt.prefix.tokens))
         at = (position.parent.id, position.offset, draw.purpose)
-        completion = await self.sampler.one(prompt.prefix, sampling, at, draw.index, "turn", taps)
+        asked = self._asked(sampling, prompt.prefix)
+        completion = await self.sampler.one(prompt.prefix, asked, at, draw.index, "turn", taps)
+        if shape_of(asked) != shape_of(sampling):  # those under which the provenance says that it was sampled are not known
+            completion = replace(completion, logprobs=None)
         self.answering.keep()
         if position.insert is not None:
             self.record.add(position.insert)
@@ -478,6 +482,12 @@ class Episodes:
         node = self.record.sampled(position, prompt, completion, provenance, draw)
         self.sampler.budget.charge(turns=1)
         return await self._answered(env, position, node)
+
+    def _asked(self, sampling: Sampling, prefix: Prefix) -> Sampling:
+        """``sampling`` as the agent's program asks, where the model is in this process: an endpoint is sent what is asked."""
+        if self.agent.template is None or not prefix.asked or hasattr(self.agent.model, "forwards"):
+            return sampling
+        return as_asked(sampling, prefix, self.agent.follows)
 
     async def _step(self, env: Env, position: Position, node: Node, recorded: Sequence[Message] = ()) -> Observation:
         message = replace(node.message, text=position.begun + node.text) if position.begun else node.message

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.base.seeds import derive_key
 from ramify.model import wire
 from ramify.model.address import Secret
+from ramify.model.asked import asked_settings
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import JSON, ProviderError, Transport, key_header
 from ramify.model.middleware import Middleware, told_by
@@ -58,8 +58,6 @@ from ramify.web.sampling import begun, unless_gone, why_cut
 _DONE = "data: [DONE]\n\n"
 _AHEAD = 256 << 10
 """Bytes of a stream that wait for a client who reads slowly."""
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-"""Names of the longest reply, by protocol."""
 _LINGER = 0.25
 """Seconds for an upstream to end its answer after it said [DONE]."""
 
@@ -544,21 +542,8 @@ class _Call:
             }
         outcomes = tuple(tuple(completions.get(p * n + i, missing) for i in range(n)) for p in range(len(prompts)))
         keys = ((seed if type(seed) is int else 0,) * n,) * len(prompts)
-        return Exchange(self.id or "unknown", self.route, self.gateway.identity, prompts, _settings(self.fields), keys, outcomes)
+        settings = Sampling(**asked_settings(self.fields))
+        return Exchange(self.id or "unknown", self.route, self.gateway.identity, prompts, settings, keys, outcomes)
 
     def _first(self) -> None:
         self.gateway.metrics.first.observe(time.monotonic() - self.start)
-
-
-def _settings(fields: Mapping[str, Any]) -> Sampling:
-    """The sampling settings among a request's fields, those that are none left at their defaults."""
-    found: dict[str, Any] = {}
-    for name, kind in (("temperature", float), ("top_p", float), ("top_k", int), ("max_tokens", int)):
-        value = fields.get(name)
-        if name == "max_tokens":
-            value = next((fields[limit] for limit in _LIMITS if fields.get(limit) is not None), None)
-        if isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 1 << 53:
-            found[name] = kind(value)
-    stops = fields.get("stop", fields.get("stop_sequences"))
-    stops = [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []
-    return Sampling(**found, stop_texts=tuple(stop for stop in stops if isinstance(stop, str)))

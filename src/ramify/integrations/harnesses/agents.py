@@ -42,6 +42,7 @@ from ramify.integrations.harnesses.worktrees import (
     file_at,
     patch_between,
 )
+from ramify.model.asked import stop_texts
 from ramify.model.endpoint import SPOKEN
 from ramify.model.sse import as_event
 from ramify.model.translation import SpokenRequest, Translation
@@ -319,7 +320,7 @@ class AgentEpisode:
         request = self._now
         if request is None or self._over:
             raise InfrastructureError("env", "step without a running episode")
-        message = _with_calls(message)
+        message = _with_calls(_ended(message, stop_texts(request.asked)))
         self._replaying(message)
         why = self._barred(message)
         if why:
@@ -613,6 +614,12 @@ def _message_key(message: Mapping[str, Any]) -> str:
 
 def _parsed(value: Any) -> Any:
     return plain(value)
+
+
+def _ended(message: Message, stops: Sequence[str]) -> Message:
+    """A reply up to the first stop text that the agent asked for: a model in this process keeps it, a server leaves it out."""
+    at = min((found for stop in stops if (found := message.text.find(stop)) >= 0), default=-1)
+    return message if at < 0 else replace(message, text=message.text[:at])
 
 
 def _with_calls(message: Message) -> Message:
