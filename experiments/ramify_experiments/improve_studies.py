@@ -3,6 +3,7 @@ each one command that prints its table and can keep it in ``repro/``:
 
     python -m ramify_experiments.improve_studies credits --save    what other credit rules bring at equal tokens
     python -m ramify_experiments.improve_studies rules --seeds 5 --save    rules that credit single steps, at equal tokens
+    python -m ramify_experiments.improve_studies rules-textworld --seeds 5 --save    the same in TextWorld's games
     python -m ramify_experiments.improve_studies critic --save     how well the critic ranks alternative steps
     python -m ramify_experiments.improve_studies splitting --save    what a won task costs, split or not, by how rare wins are
     python -m ramify_experiments.improve_studies textworld --seeds 5 --save    three arms in games that nobody here wrote
@@ -73,12 +74,21 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "g2po-released": ("g2po", {"arm": "grpo", "credit": "g2po-released"}),
 }
 """The same, of rules that credit a step apart from its attempt."""
+HOUSEHOLD: dict[str, Any] = {"budget": "40k", "episodes": EPISODES}
+GAMES: dict[str, Any] = {"budget": "games", "env": "textworld", "train": {"lr": 1e-3, "epochs": 1}}
+"""TextWorld's games; the rate and the passes are those that grpo was tuned to there (:func:`textworld_study`)."""
 
 
-def _credits(arms: Mapping[str, tuple[str, dict[str, Any]]], cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Household, 40,000 tokens: success after, and the difference to the arm that differs by the credit rule alone, paired by
-    seed."""
-    common = {"budget": "40k", "episodes": EPISODES}
+def _credits(
+    arms: Mapping[str, tuple[str, dict[str, Any]]],
+    common: Mapping[str, Any],
+    cells: ResultCache,
+    seeds: Sequence[int],
+) -> Checks:
+    """Success after, and the difference to the arm that differs by the credit rule alone, paired by seed; ``common``: of every
+    cell, the environment and the tokens."""
+    if common.get("env") == "textworld":
+        TextWorldRecipe().folder(say)  # once, before cells that need it run side by side
     every: dict[str, dict[str, Any]] = {"start": {"arm": "start", **common}}
     every |= {arm: {"arm": arm, "own": own, "train": UNTUNED[own["arm"]], **common} for arm, (_, own) in arms.items()}
     done = cells.map(cell, {f"{arm}, seed {seed}": {**one, "seed": seed} for seed in seeds for arm, one in every.items()})
@@ -297,8 +307,9 @@ def comparison_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
 
 
 STUDIES: dict[str, Callable[[ResultCache, Sequence[int]], Checks]] = {
-    "credits": partial(_credits, CREDITS),
-    "rules": partial(_credits, RULES),
+    "credits": partial(_credits, CREDITS, HOUSEHOLD),
+    "rules": partial(_credits, RULES, HOUSEHOLD),
+    "rules-textworld": partial(_credits, RULES, GAMES),
     "critic": critic_study,
     "splitting": splitting_study,
     "textworld": textworld_study,
