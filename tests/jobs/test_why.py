@@ -118,6 +118,28 @@ def test_who_has_more_turns_left_says_nothing_of_the_last_one(tmp_path: Path) ->
     assert left[-1].interval[1] < 0.657
 
 
+class OnePath(Stateless):
+    """The way is open to who says it on two lines."""
+
+    def reset(self, task: Any, seed: int) -> ramify.Observation:
+        return ramify.Observation("a fork")
+
+    def step(self, action: str) -> ramify.Observation:
+        won = action == "go:\n    left"
+        return ramify.Observation("the end", terminated=True, outcome=won)
+
+
+def test_what_would_have_helped_is_played_with_its_line_ends(tmp_path: Path) -> None:
+    walker = ScriptedModel(lambda messages, key: "go:\n    left" if generator(key, "path").random() < 0.7 else "stay")
+    played = ramify.play(walker, OnePath, [{"id": "path"}], attempts=16, out=tmp_path / "run")
+    failed = next(one.leaf for one in played if not one.outcome)
+    why = ramify.why(tmp_path / "run", failed, model=walker, env=OnePath)
+    assert why.alternatives[0].action == "go:\n    left"
+    assert why.headline.endswith("chose `go: left`: 100%.")
+    (tried,) = helped(tmp_path / "run", why, ["action"], n=8, model=walker, env=OnePath)
+    assert tried.changed.p == 1.0
+
+
 def test_a_success_says_what_won_it(tmp_path: Path) -> None:
     run = failed_run(tmp_path / "run")
     with Run.open(run) as stored:

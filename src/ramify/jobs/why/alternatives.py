@@ -16,9 +16,11 @@ def alternatives(case: AskedAttempt, t: int, there: Sequence[Passage]) -> tuple[
     the most successful first (by the lower end of its interval)."""
     own = words(case.trace.actions[t - 1])
     counts: dict[str, Counts] = {}
+    texts: dict[str, str] = {}
     for one in there:
         step = one.first[case.keys[t - 1]]
         if step is not None and (said := words(step.action)) != own:
+            texts.setdefault(said, step.action)  # with its line ends: it may be played again
             counts[said] = counts.get(said, Counts(0, 0)) + Counts(int(one.success), 1)
     total = sum(c.n for c in counts.values())
     if total >= 4 and 2 * len(counts) > total:  # free text: by its first word, the tool, else together
@@ -27,7 +29,7 @@ def alternatives(case: AskedAttempt, t: int, there: Sequence[Passage]) -> tuple[
             heads[head(said)] = heads.get(head(said), Counts(0, 0)) + c
         alone = 2 * len(heads) > total or head(own) in heads
         counts = {OTHER: sum(counts.values(), Counts(0, 0))} if alone else {f"{name}{GROUPED}": c for name, c in heads.items()}
-    found = [Alternative.of(action, c) for action, c in counts.items()]
+    found = [Alternative.of(texts.get(action, action), c) for action, c in counts.items()]
     best = (lambda one: one.interval[0]) if not case.view.success else (lambda one: -one.interval[1])
     return tuple(sorted(found, key=lambda one: (-best(one), -one.n, one.action)))
 

@@ -10,6 +10,7 @@ from typing import Literal
 from ramify.base.errors import EXIT_BUDGET, EXIT_DONE
 from ramify.base.words import plural
 from ramify.jobs.why import tables
+from ramify.jobs.why.alternatives import words
 from ramify.jobs.why.parting import FirstParting, WholeDifference
 from ramify.jobs.why.records import LEAST, Alternative, BrokenRule, Chance, Helped, LostByTool, Share, StepChance, ToolMove
 from ramify.render.result import Result, Section
@@ -137,7 +138,8 @@ class Why(Result):
             yield f"Sample its steps again: `{able.why(attempt)}`"
         elif self.verdict == "step" and self.do is None:
             best = next((one.action for one in self.alternatives if one.repeatable), "")
-            yield f"Change it: `{able.why(attempt, ' --do ' + (shlex.quote(f'action={best}') if best else 'resample'))}`"
+            said = f"action={best}" if best == words(best) else "action"  # of several lines: the best one, which is this
+            yield f"Change it: `{able.why(attempt, ' --do ' + (shlex.quote(said) if best else 'resample'))}`"
         elif self.verdict == "none" and self.several and self.share is None:
             yield f"Several steps may have lost it together: `{able.why(attempt, ' --share')}`"
         if able.plays and self.verdict == "step":
