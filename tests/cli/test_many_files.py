@@ -65,6 +65,15 @@ def test_files_one_by_one_are_the_files_at_once(verb: Any, here: Path) -> None:
         assert [node.id for node in one.nodes("t")] == [node.id for node in other.nodes("t")]
 
 
+def test_a_folder_is_read_file_by_file_in_the_format_that_is_named(verb: Any, here: Path) -> None:
+    Path("logs").mkdir()
+    for i in range(2):
+        write(f"logs/{i}.jsonl", chat(f"q{i}", reward=i))
+    assert verb("import", "logs", "--from", "chats", "--run", "run", "--json").json["records"] == 2
+    assert rate(verb, "run") == (1, 2)
+    assert "logs/0.jsonl" in verb.refused("import", "logs", "--from", "openhands", "--run", "other")
+
+
 def test_tasks_without_names_stay_apart(verb: Any, here: Path) -> None:
     for i, question in enumerate(("one", "two")):
         write(f"{i}.jsonl", *({"messages": chat(f"{question} {n}")["messages"]} for n in range(2)))

@@ -276,20 +276,28 @@ def null_jobs(name: str, package: TestedPackage, texts: Mapping[str, str]) -> It
         found = [one for one in found if re.fullmatch(package.only, Path(one[0]).stem.removeprefix("test_"))]
     for at in range(10_000):
         path, node = found[int(rng.integers(len(found)))]
-        fault = copy.deepcopy(node)
         if at % 2:
-            spots = [one for one in ast.walk(fault) if isinstance(one, ast.Constant) and _expected(fault, one)]
-            if not spots:
+            text, kind = expecting_other(texts[path], node, rng), "wrong expectation"
+            if text is None:
                 continue
-            spot = spots[int(rng.integers(len(spots)))]
-            spot.value, kind = other(spot.value), "wrong expectation"
         else:
+            fault = copy.deepcopy(node)
             kind = list(MISSING)[int(rng.integers(len(MISSING)))]
             where = int(rng.integers(len(fault.body) + 1))
             fault.body[where:where] = ast.parse(MISSING[kind]).body
-            kind = f"missing {kind}"
-        text = _written(texts[path], node, fault)
+            text, kind = _written(texts[path], node, fault), f"missing {kind}"
         yield {"name": f"{path}:{node.name}", "files": {path: text}, "tests": [path, "-k", package.skip], "kind": kind}
+
+
+def expecting_other(text: str, test: ast.FunctionDef, rng: np.random.Generator) -> str | None:
+    """A file with a test of it that expects another value somewhere; None where the test compares with no constant."""
+    fault = copy.deepcopy(test)
+    spots = [one for one in ast.walk(fault) if isinstance(one, ast.Constant) and _expected(fault, one)]
+    if not spots:
+        return None
+    spot = spots[int(rng.integers(len(spots)))]
+    spot.value = other(spot.value)
+    return _written(text, test, fault)
 
 
 def _expected(test: ast.FunctionDef, constant: ast.Constant) -> bool:
@@ -557,6 +565,18 @@ def said(record: Mapping[str, Any]) -> list[list[str]]:
         rows.append(
             [tried, "; ".join([*found, file, f"AUROC of the confidence: {own['AUROC']['value']:.2f} [{low:.2f}, {high:.2f}]"])]
         )
+    if null := record.get("histories null"):
+        own, base, frame = (null[arm]["null: accuses code"] for arm in (TESTS, "Ochiai alone", FRAME))
+        both = null["faults against wrong tests"]
+        low, high = both["interval"]
+        rows.append(
+            [
+                f"The code is accused where the failing test is wrong ({own['n']} of these commits, an expected value changed)",
+                f"{_share(own)}, by Ochiai alone {_share(base)}, by the last frame in the code {_share(frame)}; AUROC of the "
+                f"confidence where it accuses code, {both['faults']} faults against {both['wrong tests']} wrong tests: "
+                f"{both['value']:.2f} [{low:.2f}, {high:.2f}]",
+            ]
+        )
     return rows
 
 
@@ -588,7 +608,7 @@ def main() -> None:
         return
     groups = {"QuixBugs": ["QuixBugs"], "packages": [name for name, package in PACKAGES.items() if not package.fits]}
     groups["packages that it was fitted on"] = [name for name, package in PACKAGES.items() if package.fits]
-    record: dict[str, Any] = {}
+    record: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
     for group, names in groups.items():
         known = [case for name in names for case in cases(args.folder, name)]
         record[group] = measured(group, known)

@@ -2,11 +2,16 @@
 of successful attempts.
 
     python -m ramify_experiments.why.log_outside DATA [--judge smollm2 --judged 8 --ways whole,halving] [--out FILE]
+    python -m ramify_experiments.why.log_outside DATA --judge smollm2 --judged 0 --answered [--keep FOLDER] [--out FILE]
 
 ``DATA`` is a folder with ``whowhen`` (the folder ``Who&When`` of GitHub mingyin1/Agents_Failure_Attribution, MIT),
 ``tau/gpt-4o-airline.json`` (historical_trajectories of sierra-research/tau-bench, MIT), ``luna`` (``runs`` of
-Liu-Ruotian/agentdojo-luna-trajectories: AgentDojo in ten domains with gpt-5.6-luna) and ``swe`` (trajectories/demonstrations of
-SWE-agent/SWE-agent, MIT, which all solve their task).
+Liu-Ruotian/agentdojo-luna-trajectories: AgentDojo in ten domains with gpt-5.6-luna), ``swe`` (trajectories/demonstrations of
+SWE-agent/SWE-agent, MIT, which all solve their task) and ``hotpot/100_questions_5_trials.txt`` (hotpotqa_runs/root/ReAct/base of
+noahshinn/reflexion, MIT: an agent on questions of HotpotQA, the right answer after each log).
+
+``--answered`` is the null of the way ``answer``: logs of successes that name their answer, beside failures at such questions. All
+are shown to it as failures, since it refuses successes.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from ramify.jobs.log.rarity import Successes, broken_rules, rank
 from ramify.jobs.log.rules import RULES, Violation, violations
 from ramify.jobs.log.ways import WAYS, Way
 from ramify.jobs.why.attempts import KNOWN
+from ramify.stats.ranking import auroc, auroc_interval
 from ramify.trace.db import Run
 from ramify.trace.view import View, views
 from ramify_experiments.lab import call_verb
@@ -36,11 +42,13 @@ LEVEL = 0.05
 
 def imported(data: Path, folder: Path, name: str) -> Path:
     """A run of one of the sources, read by ``ramify import``."""
-    source = data / name
-    if name == "luna":
-        source = folder / "luna.jsonl"
-        source.write_text("".join(f"{json.dumps(row)}\n" for row in _luna(data / "luna")), encoding="utf-8")
-    call_verb("import", source, "--run", folder / name)
+    source, form = data / name, []
+    if name in ("luna", "hotpot"):
+        source = folder / f"{name}.jsonl"
+        made = _luna(data / name) if name == "luna" else _hotpot(data / name / "100_questions_5_trials.txt")
+        source.write_text("".join(f"{json.dumps(row)}\n" for row in made), encoding="utf-8")
+        form = ["--from", "who-and-when"] if name == "hotpot" else []
+    call_verb("import", source, *form, "--run", folder / name)
     return folder / name
 
 
@@ -54,6 +62,31 @@ def other_answers(data: Path, folder: Path) -> Path:
         copy.write_text(json.dumps({**log, "ground_truth": answer}), encoding="utf-8")
     call_verb("import", folder / "other answers" / "whowhen", "--run", folder / "null")
     return folder / "null"
+
+
+_TOLD = re.compile(r"^(Thought|Action|Observation) (\d+): ?", re.MULTILINE)
+
+
+def _hotpot(path: Path) -> Iterable[dict[str, Any]]:
+    """The first trial's logs that end with an answer, as Who&When's are. What says whether it was right is left out."""
+    trial = path.read_text(encoding="utf-8").split("BEGIN TRIAL 2")[0]
+    for kind, text in re.findall(r"BEGIN (CORRECT|INCORRECT) AGENTS -+\n(.*?)(?=\n-{9,}|\Z)", trial, re.DOTALL):
+        for number, one in enumerate(re.split(r"^Question: ", text, flags=re.MULTILINE)[1:]):
+            log, _, answer = one.rpartition("Correct answer: ")
+            question, *parts = _TOLD.split(log)
+            history = [{"role": "user", "content": question.strip()}]
+            for what, step, said_there in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+                line = f"{what} {step}: {said_there.strip()}"
+                if what == "Action" and history[-1]["role"] == "assistant":
+                    history[-1]["content"] += f"\n{line}"
+                else:
+                    history.append({"role": "user" if what == "Observation" else "assistant", "content": line})
+            if history[-1]["role"] == "user":  # "Answer is CORRECT"
+                history.pop()
+            yield {
+                "question_ID": f"{kind.lower()}-{number:02}", "question": question.strip(), "history": history,
+                "ground_truth": answer.splitlines()[0].strip(), "is_correct": False,
+            }  # fmt: skip
 
 
 def _luna(folder: Path) -> Iterable[dict[str, Any]]:
@@ -178,6 +211,26 @@ def judged(path: Path, judge: str, ways: Sequence[Way], most: int) -> dict[str, 
     return {"judge": judge, "logs": len(logs), "ways": rows, "agreement": pairs, "baselines": baselines(logs, truth)}
 
 
+def answered(path: Path, judge: str) -> dict[str, Any]:
+    """Of logs of both outcomes, all said to be failures: in how many the way ``answer`` names a step, and how much it lost."""
+    cases: list[dict[str, Any]] = []
+    for view, _ in sorted(attempts(path)[0], key=lambda one: one[0].info.name):
+        (one, *_) = why_judged(path, view.leaf, judges=[judge], ways=["answer"]).opinions
+        lost = re.search(r"stayed (\S+) lower", one.reason)
+        won = view.info.name.startswith("correct")
+        steps = sum(message.role == "assistant" for message in view.messages)
+        cases.append({"log": view.info.name, "won": won, "steps": steps, "lost": float(lost[1]) if lost else 0.0})
+        print(json.dumps(cases[-1]), flush=True)
+    found: dict[str, Any] = {"judge": judge}
+    for name, side in (("won", True), ("failed", False)):
+        here = [case for case in cases if case["won"] is side]
+        named_in = share(sum(case["lost"] > 0 for case in here), len(here))
+        found[name] = {"named": named_in, "steps": sum(case["steps"] for case in here) / len(here)}
+    by = [case["lost"] for case in cases], [not case["won"] for case in cases]
+    found["AUROC"] = {"value": auroc(*by), "interval": auroc_interval(*by, [case["log"] for case in cases])}
+    return found | {"cases": cases}
+
+
 def rows(record: dict[str, Any]) -> list[list[str]]:
     """The rows of docs/claims.md."""
     base, by_rules = record["whowhen"], record["nulls"]
@@ -219,6 +272,16 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
                 f"{said(row['right'])} right, {row['named']} named",
             ]
         )
+    if null := record.get("answered"):
+        won, lost, (low, high) = null["won"], null["failed"], null["AUROC"]["interval"]
+        told.append(
+            [
+                f"`why --judge {null['judge']} --way answer` names a step in logs of an agent on HotpotQA that reach the answer "
+                "(wanted: none), and in those that do not",
+                f"{said(won['named'])} of the successes (of {won['steps']:.1f} steps), {said(lost['named'])} of the failures (of "
+                f"{lost['steps']:.1f}); the AUROC of what the step lost is {null['AUROC']['value']:.2f} [{low:.2f}, {high:.2f}]",
+            ]
+        )
     return told
 
 
@@ -229,12 +292,14 @@ def main() -> None:
     parser.add_argument("--judge", default="")
     parser.add_argument("--judged", type=int, default=8)
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--answered", action="store_true", help="the null of the way answer")
+    parser.add_argument("--keep", type=Path, help="folder of the runs: what is kept there is not asked again")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     record: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        (folder / "logs").mkdir()
+        folder = args.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
         labelled, truth = attempts(imported(args.data, folder, "whowhen"))
         record["whowhen"] = baselines([one for one in labelled if one[0].leaf in truth], truth)
         corpora = {name: attempts(imported(args.data, folder, name))[0] for name in ("tau", "luna", "swe")}
@@ -246,7 +311,9 @@ def main() -> None:
             for name, logs in lost.items()
             if logs
         }
-        if args.judge:
+        if args.judge and args.answered:
+            record["answered"] = answered(imported(args.data, folder, "hotpot"), args.judge)
+        if args.judge and args.judged:
             ways = args.ways.split(",")
             record["judged"] = judged(folder / "whowhen", args.judge, ways, args.judged)
             if "answer" in ways:

@@ -150,7 +150,8 @@ def found_in(path: Path, form: str | None = None, left_out: Sequence[Path] = ())
     with noting():
         try:
             pick_reader(path, form)
-            return [path]
+            if form is None or form in formats(path):
+                return [path]
         except UserError:
             pass
     skip = {one.resolve() for one in left_out}

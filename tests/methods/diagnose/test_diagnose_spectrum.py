@@ -246,6 +246,7 @@ def test_the_plugin_names_the_function_behind_the_assertion(shop: Path, style: s
         (shop / "shop" / "ends.py").write_text(text, encoding="utf-8")
         args += ["--doctest-modules", "shop"]
     done = session(shop, f"--ramify-diagnose={shop / 'kept'}", *args)
+    assert ("what ran does not tell a wrong expectation from a fault" in done.stdout) is (style != "doctest")
     said_of = places(done.stdout)
     assert len(said_of) == (2 if style in ("plain", "workers") else 1), done.stdout + done.stderr
     for where in said_of.values():

@@ -135,6 +135,8 @@ class Diagnose:
                     localizer = by_source if test is None else SpectrumLocalizer(test, spectrum)
                     case = record.looked(stored, localizer, snapshot, issue, called, settings)
                     self.lines.append(f"{name}: {_places(case)}")
+            if any(test.error == "AssertionError" for test in self.found.values()):
+                self.lines.append("read the assertion first: what ran does not tell a wrong expectation from a fault")
             if len(self.failed) > MOST:
                 self.lines.append(f"{len(self.failed) - MOST} more failing tests were not looked into")
             if len(self.found) < min(MOST, len(self.failed)):
