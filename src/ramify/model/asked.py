@@ -18,17 +18,17 @@ _BESIDES = {"logit_bias": 0, "frequency_penalty": 0, "presence_penalty": 0, "rep
 
 def asked_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The temperature, top-p, top-k, limit and stop texts among a request's fields, by their names in
-    :class:`~ramify.model.protocol.Sampling`; what is no such number or text is left out."""
-    found: dict[str, Any] = {}
+    :class:`~ramify.model.protocol.Sampling`; what is not such a number or text is left out."""
+    named: dict[str, Any] = {}
     for name, kind in (("temperature", float), ("top_p", float), ("top_k", int), ("max_tokens", int)):
         value = fields.get(name)
         if name == "max_tokens":
             value = next((fields[limit] for limit in _LIMITS if fields.get(limit) is not None), None)
         if isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 1 << 53:
-            found[name] = kind(value)
+            named[name] = kind(value)
     if stops := stop_texts(fields):
-        found["stop_texts"] = stops
-    return found
+        named["stop_texts"] = stops
+    return named
 
 
 def stop_texts(fields: Mapping[str, Any]) -> tuple[str, ...]:
@@ -44,12 +44,12 @@ def as_asked(settings: Sampling, prefix: Prefix, distribution: bool = True) -> S
 
     With ``distribution``, raises UserError on what is out of range, and on a format and penalties, which only a server follows.
     """
-    found = asked_settings(prefix.asked)
-    found["max_tokens"] = min(max(1, found.get("max_tokens", settings.max_tokens)), settings.max_tokens)
-    found["stop_texts"] = (*settings.stop_texts, *found.get("stop_texts", ()))
+    named = asked_settings(prefix.asked)
+    named["max_tokens"] = min(max(1, named.get("max_tokens", settings.max_tokens)), settings.max_tokens)
+    named["stop_texts"] = (*settings.stop_texts, *named.get("stop_texts", ()))
     if not distribution:
-        return replace(settings, max_tokens=found["max_tokens"], stop_texts=found["stop_texts"])
-    changed = replace(settings, **found)
+        return replace(settings, max_tokens=named["max_tokens"], stop_texts=named["stop_texts"])
+    changed = replace(settings, **named)
     if changed.temperature < 0 or not 0 < changed.top_p <= 1:
         raise UserError(f"the agent asks for temperature {changed.temperature:g} and top_p {changed.top_p:g}: out of range")
     form = prefix.asked.get("response_format")

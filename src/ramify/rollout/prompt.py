@@ -152,17 +152,17 @@ class Prompts:
 
     def _sent(self, position: Position, template: ChatTemplate, messages: Sequence[Message]) -> list[Part] | None:
         """``messages`` as parts: what stands in the history, replies above all, keeps its tokens. None where they are it."""
-        own = position.messages
-        if len(messages) == len(own) and all(a is b or _said(a) == _said(b) for a, b in zip(messages, own, strict=True)):
+        history = position.messages
+        if len(messages) == len(history) and all(a is b or _said(a) == _said(b) for a, b in zip(messages, history, strict=True)):
             return None
         groups = by_message(position.shown or self.shown(position.parent, position.offset))
         known: dict[tuple[str, str], list[list[Part]]] = {}
-        for message, group in zip(own, groups, strict=True):
+        for message, group in zip(history, groups, strict=True):
             known.setdefault(_said(message), []).append(group)
         parts, after = list[Part](), ""
         for message in messages:
-            if found := known.get(_said(message)):
-                parts += found.pop(0) if len(found) > 1 else found[0]
+            if same := known.get(_said(message)):
+                parts += same.pop(0) if len(same) > 1 else same[0]
             else:
                 tokens, _, text = template.render(message.role, message.written(), after)
                 parts.append(Insert(text, tuple(tokens), message.role))
