@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,13 @@ def main() -> None:
             save_drafter(drafter, at, place / "target")
             compared(f"{name}, written here and loaded by speculators 0.9", load_drafter(at, target), at)
     if options.out:
-        options.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+        keep(rows, options.out, lambda what: " trained by " not in what)
+
+
+def keep(rows: list[list[str]], out: Path, own: Callable[[str], bool]) -> None:
+    """Write ``rows`` in the place of those of former runs, which ``own`` knows by their names; others stay."""
+    others = [row for row in json.loads(out.read_text(encoding="utf-8"))["rows"] if not own(row[0])] if out.is_file() else []
+    out.write_text(json.dumps({"rows": [*others, *rows]}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,21 @@
 
     PYTHON benchmarks/speculators_peer.py logits DRAFTER INPUTS OUTPUT     logits of the drafter's own class on given inputs
     PYTHON benchmarks/speculators_peer.py make CONFIG TARGET DRAFTER       a drafter of random weights of a config.json
+    PYTHON benchmarks/speculators_peer.py train DRAFTER TEXT JSON OUTPUT   the drafter trained by speculators' trainer
+    PYTHON benchmarks/speculators_peer.py validate DRAFTER TEXT JSON FILE  what its validation says
+    PYTHON benchmarks/speculators_peer.py serve                            these by turns, a JSON list of words a line
 
 INPUTS holds ``tokens`` int64 (1, T) and ``features`` float32 (1, T, mD); OUTPUT gets ``logits`` and, of a drafter of blocks,
-``anchors`` and ``confidence``.
+``anchors`` and ``confidence``. TEXT holds rows end to end: ``lengths``, ``tokens``, ``mask`` and the target's ``states``
+(T, m + 1, D), of which the last one is what enters its final norm; JSON has the settings of a training.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +25,17 @@ from safetensors.torch import load_file, save_file
 from speculators import SpeculatorModel, SpeculatorModelConfig
 from speculators.models.dspark import DSparkDraftModel
 from speculators.models.eagle3 import Eagle3DraftModel
+from speculators.models.eagle3.data import shift_batch
+from speculators.train import distributed
+from speculators.train.data import BaseDataset
+from speculators.train.dataloader import _setup_dataloader
+from speculators.train.trainer import Trainer, TrainerConfig
 
 
-def opened(folder: str) -> Any:
+def opened(folder: str, attention: str = "eager") -> Any:
     """The drafter as speculators' own class loads it, with attention that runs on a processor."""
     config = SpeculatorModelConfig.from_pretrained(folder)
-    config.transformer_layer_config._attn_implementation = "eager"
+    config.transformer_layer_config._attn_implementation = attention
     return SpeculatorModel.from_pretrained(folder, config=config).eval()
 
 
@@ -75,5 +86,83 @@ def make(config: str, target: str, folder: str) -> None:
     model.save_pretrained(folder)
 
 
+class KeptText(BaseDataset):  # type: ignore[misc]
+    """The rows of a TEXT."""
+
+    def __init__(self, file: str) -> None:
+        self.text = load_file(file)
+        self.ends = self.text["lengths"].cumsum(0).tolist()
+        super().__init__(0, torch.float32)
+
+    def _compute_approx_lengths(self) -> list[int]:
+        return [int(length) for length in self.text["lengths"]]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def _get_raw_data(self, index: int) -> dict[str, Any]:
+        own = slice(self.ends[index] - self.approx_lengths[index], self.ends[index])
+        states = self.text["states"][own].float()
+        return {
+            "hidden_states": states[:, :-1].flatten(1),
+            "input_ids": self.text["tokens"][own],
+            "verifier_last_hidden_states": states[:, -1],
+            "loss_mask": self.text["mask"][own],
+        }
+
+
+def trainer(folder: str, text: str, given: dict[str, Any], output: str) -> Trainer:
+    """Its trainer of the drafter. It takes an accelerator for granted, but for two things it needs none."""
+    distributed._local_rank = torch.device("cpu")
+    torch.accelerator.synchronize = lambda *_: None
+    torch.set_num_threads(1)
+    torch.manual_seed(given["seed"])
+    model = opened(folder, "sdpa")
+    model.load_verifier_weights()
+    shift = shift_batch if isinstance(model, Eagle3DraftModel) else None
+    size = {"num_workers": 0, "num_target_layers": len(model.target_layer_ids), "preprocess": shift, "seed": given["seed"]}
+    loader = _setup_dataloader(KeptText(text), given["tokens"], model.hidden_size, **size)
+    calls, _ = type(model).get_trainer_kwargs(loss_implementation="eager", **given["loss"])
+    config = TrainerConfig(
+        num_epochs=-(-given["steps"] // len(loader)),
+        save_path=output,
+        train_call_kwargs=calls,
+        val_call_kwargs=calls,
+        save_best=True,  # the last weights are saved here
+        hidden_states_dtype=torch.float32,
+        log_freq=given["steps"] + 1,
+        max_steps=given["steps"],
+        **given["optimizer"],
+    )
+    return Trainer(model, config, loader, loader)
+
+
+def train(folder: str, text: str, given: str, output: str) -> None:
+    """Write the drafter that its trainer makes of another one, and the median of the processor seconds of a step."""
+    made, at = trainer(folder, text, json.loads(given), output + "-state"), list[float]()
+    made.val_loader = None
+    made.model.register_forward_pre_hook(lambda *_: at.append(time.process_time()))
+    made.run_training()
+    made.model.save_pretrained(output)
+    steps = torch.tensor(at).diff()
+    (Path(output) / "took.json").write_text(json.dumps({"step": float(steps.median()), "steps": len(at)}), encoding="utf-8")
+
+
+def validate(folder: str, text: str, given: str, output: str) -> None:
+    """Write what its validation says of a drafter on all of the text."""
+    found = trainer(folder, text, json.loads(given), output + "-state").val_epoch(0)
+    Path(output).write_text(json.dumps(found), encoding="utf-8")
+
+
+def serve() -> None:
+    """Do what each line of the input says; a line "done" follows."""
+    for line in sys.stdin:
+        verb, *words = json.loads(line)
+        VERBS[verb](*words)
+        print("\ndone", flush=True)
+
+
+VERBS: dict[str, Callable[..., None]] = {"logits": logits, "make": make, "train": train, "validate": validate, "serve": serve}
+
 if __name__ == "__main__":
-    {"logits": logits, "make": make}[sys.argv[1]](*sys.argv[2:])
+    VERBS[sys.argv[1]](*sys.argv[2:])

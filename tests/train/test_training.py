@@ -15,6 +15,7 @@ from ramify.train import checkpoint
 from ramify.train.batch import Batch, Row, collate, micro_batches
 from ramify.train.loop import TrainConfig, Trainer, token_logprobs, with_reference
 from ramify.train.losses import LossConfig, Scores, cross_entropy, policy_gradient, preference, reference_kl
+from ramify.train.muon import Muon, matrices_of, orthogonal
 
 SHAPE = TinyConfig(vocab=17, width=32, layers=2, heads=2, kv_heads=1, head_size=16, ffn=64, context=64)
 
@@ -128,14 +129,32 @@ def test_micro_batches_keep_every_row_within_bounds() -> None:
     assert all(len(pack) * max(len(r.tokens) for r in pack) <= 60 for pack in packs)
 
 
-def test_restored_trainer_continues_bit_for_bit() -> None:
-    one = Trainer(TinyLM(SHAPE, seed=3), TrainConfig(lr=1e-2, minibatches=2, epochs=2))
+@pytest.mark.parametrize("muon", [False, True])
+def test_restored_trainer_continues_bit_for_bit(muon: bool) -> None:
+    def made(seed: int) -> Trainer:
+        model = TinyLM(SHAPE, seed=seed)
+        matrices = matrices_of(model, ("embed_tokens",)) if muon else ()
+        return Trainer(model, TrainConfig(lr=1e-2, minibatches=2, epochs=2), matrices=matrices)
+
+    one, other = made(3), made(9)
     one.update(rows(seed=1), {"policy_gradient": 1.0})
-    other = Trainer(TinyLM(SHAPE, seed=9), TrainConfig(lr=1e-2, minibatches=2, epochs=2))
     other.restore(*checkpoint.unpack(checkpoint.pack(*one.state())))
     for trainer in (one, other):
         trainer.update(rows(seed=2), {"policy_gradient": 1.0})
     assert all(torch.equal(a, b) for a, b in zip(one.module.parameters(), other.module.parameters(), strict=True))
+
+
+def test_muon_steps_of_matrices_are_orthogonal_and_as_large_as_adamws() -> None:
+    torch.manual_seed(0)
+    for shape in ((6, 40), (40, 6)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+        assert 0.6 < float(values.min()) <= float(values.max()) < 1.25
+    matrix, vector = (torch.nn.Parameter(torch.zeros(size)) for size in ((8, 8), (8,)))
+    optimizer = Muon([matrix, vector], [matrix], lr=0.01, weight_decay=0.0)
+    matrix.grad, vector.grad = torch.randn(8, 8), torch.randn(8)
+    optimizer.step()
+    assert torch.allclose(vector.abs(), torch.full((8,), 0.01), rtol=1e-3)
+    assert float(matrix.detach().square().mean().sqrt()) == pytest.approx(0.2 * 0.01, rel=0.2)
 
 
 def test_nothing_to_train_on_changes_nothing() -> None:

@@ -22,6 +22,7 @@ from ramify.engine.tiny import TinyLM, distinct_weights, set_distinct_weights
 from ramify.train.batch import Batch, Row, collate, in_tree_order, micro_batches, share_of_rows, shared_batches
 from ramify.train.large import chosen_logprobs, head_weight, is_large, most_tokens, recomputed, trained
 from ramify.train.losses import Scores
+from ramify.train.muon import Muon
 from ramify.train.settings import TrainConfig as TrainConfig
 
 SHARED = 0.125
@@ -135,8 +136,16 @@ def with_reference(reference: nn.Module, rows: Sequence[Row], max_tokens: int = 
 class Trainer:
     """AdamW over ``module``. Deterministic given rows, seed and thread count."""
 
-    def __init__(self, module: nn.Module, config: TrainConfig, seed: int = 0, adapter: Adapter | None = None) -> None:
-        """``adapter``: train its low-rank parts alone. Raises UserError where nothing can be trained."""
+    def __init__(
+        self,
+        module: nn.Module,
+        config: TrainConfig,
+        seed: int = 0,
+        adapter: Adapter | None = None,
+        matrices: Sequence[Tensor] = (),
+    ) -> None:
+        """``adapter``: train its low-rank parts alone. ``matrices``: weights whose steps are Muon's. Raises UserError where
+        nothing can be trained."""
         self.module, self.config, self.seed, self.adapter = module, config, seed, adapter
         self.steps = 0
         if adapter is not None:
@@ -151,7 +160,8 @@ class Trainer:
             raise UserError("the model has no trainable weight")
         c = config
         fused = is_large(module) or None  # one pass over the weights, of which there are many; None is torch's choice
-        self.optimizer = torch.optim.AdamW(weights, lr=c.lr, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=fused)
+        settings: Any = {"lr": c.lr, "betas": (c.beta1, c.beta2), "weight_decay": c.weight_decay, "fused": fused}
+        self.optimizer = Muon(weights, matrices, **settings) if matrices else torch.optim.AdamW(weights, **settings)
 
     def set_rate(self, lr: float) -> None:
         """Continue at the learning rate ``lr``."""

@@ -95,21 +95,23 @@ def test_rows_are_what_the_target_sampled() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3"])
-def test_a_stopped_training_continues_to_the_same_bits(kind: str, tmp_path: Path) -> None:
-    model = target()
+@pytest.mark.parametrize(
+    ("kind", "optimizer"), [("dspark", "adamw"), ("dflash", "adamw"), ("eagle3", "muon"), ("dspark", "muon")]
+)
+def test_a_stopped_training_continues_to_the_same_bits(kind: str, optimizer: str, tmp_path: Path) -> None:
+    model, size = target(), SIZE.model_copy(update={"optimizer": optimizer})
     rows = rows_of(model)
     whole = drafter_of(model, kind)
-    records = train_drafter(whole, model, rows, SIZE)
+    records = train_drafter(whole, model, rows, size)
     assert records[-1].step == 8
     assert records[-1].loss < records[0].loss
     parts = drafter_of(model, kind)
-    train_drafter(parts, model, rows, SIZE, tmp_path, stop_at=5)
+    train_drafter(parts, model, rows, size, tmp_path, stop_at=5)
     fresh = drafter_of(model, kind)  # as after a kill: nothing is left but the file
-    assert train_drafter(fresh, model, rows, SIZE, tmp_path) == records
+    assert train_drafter(fresh, model, rows, size, tmp_path) == records
     for (name, one), other in zip(whole.state_dict().items(), fresh.state_dict().values(), strict=True):
         assert torch.equal(one, other), name
-    assert train_drafter(drafter_of(model, kind), model, rows, SIZE, tmp_path) == records  # done already
+    assert train_drafter(drafter_of(model, kind), model, rows, size, tmp_path) == records  # done already
 
 
 def test_a_state_of_another_training_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ class DrafterTraining(Config):
     anchors: int = Field(24, ge=1)
     """Blocks per sequence and step, at positions sampled without replacement."""
     lr: float = Field(3e-3, ge=0)
-    """Peak learning rate of AdamW (linear warm-up, cosine decay to 0)."""
+    """Peak learning rate (linear warm-up, cosine decay to 0)."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Of the drafter's matrices; muon is what speculators takes, at rates of 0.01 and more."""
     confidence: float = Field(1.0, ge=0)
     """Weight of the confidence head's loss."""
     seed: int = 0

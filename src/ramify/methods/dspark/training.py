@@ -36,6 +36,7 @@ from ramify.trace.lines import at_place
 from ramify.train.batch import Row
 from ramify.train.checkpoint import pack, unpack
 from ramify.train.loop import TrainConfig, Trainer
+from ramify.train.muon import matrices_of
 
 CHECKPOINT, TEXT = f"{TRAINING}/state.safetensors", f"{TRAINING}/text.safetensors"
 """Files in the output folder: the state from which a stopped training continues, and the target's text."""
@@ -51,6 +52,8 @@ STEP_DECAY = 0.8
 CROSS_ENTROPY, DISTANCE = 0.1, 0.9
 """Weights of the cross-entropy on the next token (DFlash has this loss alone) and of the distance between the drafter's and the
 target's distribution, ||p - q||_1, as in the paper: the distance is what decides how many tokens are accepted."""
+VOCABULARY = ("markov_w1", "markov_w2")
+"""Matrices of which a row is a token's: not for Muon."""
 CLIP_NORM = 1.0
 """Largest gradient norm of a step, as in the paper."""
 
@@ -150,7 +153,8 @@ def train_drafter(
     if target.forward.vocab != c.vocab:
         raise UserError(f"the drafter knows {c.vocab} tokens, the target '{target.name}' {target.forward.vocab}")
     settings = TrainConfig(lr=config.lr, beta2=0.999, clip_norm=CLIP_NORM)
-    trainer = Trainer(drafter, settings, config.seed)
+    matrices = matrices_of(drafter, VOCABULARY) if config.optimizer == "muon" else ()
+    trainer = Trainer(drafter, settings, config.seed, matrices=matrices)
     what = _hash(drafter, target, rows, config)
     records = _resume(trainer, out, what) if out is not None else []
     features = _Features(target, c.target_layers, rows, drafter.tokens)
