@@ -1,4 +1,5 @@
-"""AdamW, but for some matrices Muon: momentum whose step has singular values near 1."""
+"""AdamW, but for some matrices Muon: momentum whose step has singular values near 1 (Jordan and others 2024, "Muon: an optimizer
+for hidden layers in neural networks"; the size of a step as in arXiv 2502.16982, section 2.2)."""
 
 from __future__ import annotations
 
