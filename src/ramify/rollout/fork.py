@@ -565,11 +565,17 @@ def _sent(episodes: Episodes, node: Node, offset: int) -> Prefix:
     return episodes.prompts.prompt(position, tools_of(episodes.environment)).prefix
 
 
+def _sends(episodes: Episodes, node: Node, offset: int) -> bool:
+    return episodes.prompts.sends(episodes.prompts.at(node, offset if node.role == "assistant" else None))
+
+
 def _system_is_sent(episodes: Episodes, node: Node, offset: int) -> bool:
-    """Whether the system message stands in what a client sent, and not before it as a message of its own."""
-    if episodes.agent.template is not None or as_messages(episodes.prompts.shown(node, offset))[0].role == "system":
+    """Whether the system message stands in what a client sends, perhaps anew at a later turn."""
+    if not _sends(episodes, node, offset):
         return False
-    return any(message.role == "system" for message in _sent(episodes, node, offset).messages)
+    sent = _sent(episodes, node, offset).messages
+    own = as_messages(episodes.prompts.shown(node, offset))[0].role == "system"
+    return any(message.role == "system" for message in sent) and not (own and episodes.agent.template is None)
 
 
 def _sending(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any]) -> _Plan:
@@ -577,7 +583,7 @@ def _sending(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any
     ((kind, value),) = edit.items()
     nothing = UserError(f"edit '{kind}' changes nothing of what the agent is shown at node {node.id[:12]}: {short(value, 120)}")
     template = episodes.agent.template
-    if template is None:
+    if _sends(episodes, node, offset):
         change, before = sending(edit), _sent(episodes, node, offset)
         after = change(before)
         same = (after.messages, after.tools, after.asked) == (before.messages, before.tools, before.asked)

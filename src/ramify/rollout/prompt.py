@@ -3,7 +3,7 @@ wherever they are still shown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,17 +109,28 @@ class Prompts:
             raise InfrastructureError("compactor", f"the prompt takes {size} tokens rendered, where at most {agent.window} fit")
         return self.instead(position, shown)
 
-    def prompt(self, position: Position, tools: Sequence[Mapping[str, Any]], asked: Mapping[str, Any] | None = None) -> Prompt:
-        """The model's prompt at ``position``; ``asked`` are further fields of the request where the history says none. Raises
-        InfrastructureError("template") where the template refuses the history."""
+    def sends(self, position: Position) -> bool:
+        """Whether the model is shown messages that are sent: it takes messages, or an agent's program sends it some."""
+        return self.agent.template is None or any(chat_of(one.data) for one in position.messages if one.role in ("user", "tool"))
+
+    def prompt(
+        self,
+        position: Position,
+        tools: Sequence[Mapping[str, Any]],
+        asked: Mapping[str, Any] | None = None,
+        edit: Callable[[Prefix], Prefix] | None = None,
+    ) -> Prompt:
+        """The model's prompt at ``position``; ``asked`` are further fields of the request where the history says none, ``edit``
+        changes what is sent (:meth:`sends`). Raises InfrastructureError("template") where the template refuses the history."""
         messages, fields = chat_shown(position.messages)
-        asked = fields or asked or {}
-        rendered, head = self._rendered(position, messages, asked)
+        prefix = Prefix(None, messages, tuple(tools), fields or asked or {})
+        prefix = prefix if edit is None else edit(prefix)
+        rendered, head = self._rendered(position, prefix)
         pieces = list(position.tokens) if rendered is None else [whole_tokens(rendered)]
         if head is not None:
             pieces.append(head)
         tokens = np.concatenate(pieces) if pieces else None
-        return Prompt(Prefix(tokens, messages, tuple(tools), asked), rendered, head)
+        return Prompt(replace(prefix, tokens=tokens), rendered, head)
 
     def tokens_of(self, parts: list[Part], begun: bool) -> np.ndarray:
         """int32 (T,): the prompt rendered from the history ``parts``; ``begun``: it ends in the model's own unfinished reply.
@@ -134,15 +145,15 @@ class Prompts:
         tokens = [] if self.agent.template is None else [whole_tokens(parts)]
         return {"tokens": tokens, "messages": as_messages(parts)}
 
-    def _rendered(
-        self, position: Position, messages: Sequence[Message], asked: Mapping[str, Any]
-    ) -> tuple[list[Part] | None, np.ndarray | None]:
+    def _rendered(self, position: Position, prefix: Prefix) -> tuple[list[Part] | None, np.ndarray | None]:
         """The prompt where it is not the history's own tokens, since the template rewrites the history or an agent's program
-        sent other ``messages`` or tools; and the tokens that open the reply."""
+        sent other messages or tools; and the tokens that open the reply."""
         if self._tools is None:
             return None, None
-        opens = position.begun is None
-        template, told = self._tools.tools(messages, () if asked.get("tool_choice") == "none" else asked.get("tools") or ())
+        opens, asked = position.begun is None, prefix.asked
+        template, told = self._tools.tools(
+            prefix.messages, () if asked.get("tool_choice") == "none" else asked.get("tools") or ()
+        )
         sent = self._sent(position, template, told)
         if not isinstance(template, JinjaTemplate):
             return sent, head_of(template, told) if opens else None

@@ -462,15 +462,14 @@ class Episodes:
         """Sample one reply and let the environment answer it."""
         position = await self.prompts.fitted(position)
         sampling, provenance = self._sampling(change)
-        prompt = self.prompts.prompt(position, tools_of(self.environment), getattr(env, "asked", None))
-        if change is not None and change.shown is not None:
-            prompt = replace(prompt, prefix=change.shown(prompt.prefix))
+        edit = None if change is None else change.shown
+        prompt = self.prompts.prompt(position, tools_of(self.environment), getattr(env, "asked", None), edit)
         taps = None
         if change is not None and change.state is not None:
             assert prompt.prefix.tokens is not None
             taps = taps_of(change.state, len(prompt.prefix.tokens))
         at = (position.parent.id, position.offset, draw.purpose)
-        asked = self._asked(sampling, prompt.prefix)
+        asked = self.as_asked(sampling, prompt.prefix)
         completion = await self.sampler.one(prompt.prefix, asked, at, draw.index, "turn", taps)
         if shape_of(asked) != shape_of(sampling):  # those under which the provenance says that it was sampled are not known
             completion = replace(completion, logprobs=None)
@@ -483,7 +482,7 @@ class Episodes:
         self.sampler.budget.charge(turns=1)
         return await self._answered(env, position, node)
 
-    def _asked(self, sampling: Sampling, prefix: Prefix) -> Sampling:
+    def as_asked(self, sampling: Sampling, prefix: Prefix) -> Sampling:
         """``sampling`` as the agent's program asks, where the model is in this process: an endpoint is sent what is asked."""
         if self.agent.template is None or not prefix.asked or hasattr(self.agent.model, "forwards"):
             return sampling

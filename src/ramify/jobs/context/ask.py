@@ -126,7 +126,8 @@ class _Asked:
         self.episodes, self.task = episodes_in(run, node, who)
         self.node = self._opening(node)
         self.position = self.episodes.prompts.at(self.node, 0)
-        self.template = self.episodes.agent.template
+        self.template = None if self.episodes.prompts.sends(self.position) else self.episodes.agent.template
+        """Of a history that is rendered; None where messages are sent."""
         prompt = self.episodes.prompts.prompt(self.position, tools_of(self.episodes.environment))
         self.prefix = prompt.prefix
         recorded = self.node.message
@@ -142,9 +143,8 @@ class _Asked:
         if not self.parts.size:
             raise UserError(f"the prompt of node {node.id[:12]} has no part that could be left out")
         self.success = ended_well(run, node) if question.outcome else None
-        self.greedy = self.episodes.agent.sampling.temperature == 0 and "batch_invariant" in known_capabilities(
-            self.episodes.agent.model
-        )
+        self.sampling = self.episodes.as_asked(self.episodes.agent.sampling, self.prefix)
+        self.greedy = self.sampling.temperature == 0 and "batch_invariant" in known_capabilities(self.episodes.agent.model)
         self.first_failure = ""
         about = [MAKER, node.id, self.episodes.provenance.hash, self.target.identity, question.outcome]
         self._known = {entry.key: entry.payload for entry in run.journal(MAKER)}
@@ -192,7 +192,7 @@ class _Asked:
             return {"yes": attempt.outcome if attempt.outcome is None else attempt.outcome == self.success}
         prefix = self._without(variant)
         at = (self.position.parent.id, self.position.offset, purpose)
-        completion = await self.episodes.sampler.one(prefix, self.episodes.agent.sampling, at, index, MAKER)
+        completion = await self.episodes.sampler.one(prefix, self.sampling, at, index, MAKER)
         yes = await self.target.holds(completion.message, prefix.messages)
         return {"yes": yes, "said": short(completion.message.spoken(), 200)}
 
@@ -200,7 +200,8 @@ class _Asked:
         if not variant.left_out:
             return self.prefix
         if self.template is None:
-            return _left(self.prefix, self.parts, variant)
+            tools = tools_of(self.episodes.environment)
+            return self.episodes.prompts.prompt(self.position, tools, None, lambda sent: _left(sent, self.parts, variant)).prefix
         parts = saying(self.parts.texts(variant.left_out, variant.filler), self.template)(self._shown())
         return self.episodes.prompts.prompt(self.episodes.prompts.instead(self.position, parts), ()).prefix
 

@@ -86,7 +86,8 @@ class _AskedTokens:
             prompts.at(node, 0) if node.opens else prompts.at(self.episodes.load(node.tree).node(str(node.parent)), node.offset)
         )
         begun = position.begun or ""
-        given = prompts.prompt(position, tools_of(self.episodes.environment)).prefix.tokens
+        prefix = prompts.prompt(position, tools_of(self.episodes.environment)).prefix
+        given, sampling = prefix.tokens, self.episodes.as_asked(agent.sampling, prefix)
         assert given is not None
         self.tokenizer = agent.template.tokenizer
         self.target: StepTarget = read_target(question.target, Message("assistant", begun + node.text, node.data))
@@ -95,7 +96,7 @@ class _AskedTokens:
             self.task.id,
             tuple(given.tolist()),
             tuple(node.tokens[node.sampled].tolist()),
-            agent.sampling,
+            sampling,
             stop=node.stop,
             data={"answer": self.target.recorded},
         )
@@ -114,7 +115,7 @@ class _AskedTokens:
         )
         self.success = ended_well(run, node) if question.outcome else None
         here = "batch_invariant" in known_capabilities(agent.model)
-        self.exact = agent.sampling.temperature == 0 and here and not question.outcome
+        self.exact = sampling.temperature == 0 and here and not question.outcome
         about = [MAKER, node.id, self.episodes.provenance.hash, self.target.identity, question.outcome]
         self._about = json_hash(about)
         self._known = {entry.key: entry.payload for entry in run.journal(MAKER)}
