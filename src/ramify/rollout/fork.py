@@ -574,8 +574,8 @@ def _system_is_sent(episodes: Episodes, node: Node, offset: int) -> bool:
     if not _sends(episodes, node, offset):
         return False
     sent = _sent(episodes, node, offset).messages
-    own = as_messages(episodes.prompts.shown(node, offset))[0].role == "system"
-    return any(message.role == "system" for message in sent) and not (own and episodes.agent.template is None)
+    before = as_messages(episodes.prompts.shown(node, offset))[0].role == "system"
+    return any(message.role == "system" for message in sent) and not (before and episodes.agent.template is None)
 
 
 def _sending(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any]) -> _Plan:
