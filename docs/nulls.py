@@ -1,5 +1,5 @@
-"""Write docs/nulls.md from repro/nulls.json, which `ramify check method all --out repro/nulls.json` makes: python
-docs/nulls.py."""
+"""Write docs/nulls.md from repro/nulls.json, which `ramify check method all --out repro/nulls.json` makes, and the nulls among
+repro/*-outside.json: python docs/nulls.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "nulls.md"
 JOBS = {"why": "why.md", "fix": "howto/fix.md", "test": "howto/reliability.md"}
 """Pages of those that are no methods."""
+OUTSIDE = (
+    ("diagnose", "The code is accused where the failing test is wrong"),
+    ("governance", "Sessions without /compact"),
+    ("orchestrator", "RouteLLM's GSM8K: kNN and matrix factorisation on shuffled rewards"),
+    ("orchestrator", "RouteLLM's MMLU: kNN, matrix factorisation and the table on shuffled rewards"),
+    ("theory-loop", "Theories revised on eight published experiments with binary ratings predict two others, ranges declared"),
+    ("theory-loop", "Theories revised on eight published experiments with cardinal ratings predict two others, ranges declared"),
+    ("why", "A rule names a step in logs of successful attempts"),
+    ("why", "`why --judge smollm2 --way answer` on labelled failures (Who&When), each with the answer of another"),
+    ("why", "`why --judge smollm2 --way answer` names a step in logs of an agent on HotpotQA"),
+)
+"""Method and beginning of a row of its `repro/METHOD-outside.json` that is, or holds, a null."""
 HEAD = """# False positives and power
 
 How often does a method report a finding where there is none, and how often does it miss a real one? Every method has two kinds of
@@ -28,6 +40,16 @@ the share of false findings that the verb's default level allows. A planted case
 wanted share. The share found is the power on that case, at its size; weaker effects are found less often.
 
 {what}
+"""
+BEYOND = """
+## On data that nobody here made
+
+The cases above are ours. These nulls are logs, sessions, ratings and faults of others; each stands in
+[claims](claims.md), too, and is explained on the page of its method.
+
+| method | null | found |
+|---|---|---|
+{rows}
 """
 OWN = """
 ## A method of your own
@@ -76,6 +98,16 @@ def row(slug: str, case: dict[str, Any]) -> str:
     )
 
 
+def beyond() -> str:
+    """The nulls on others' data; StopIteration where a row that is named is not there any more."""
+    lines = []
+    for slug, begins in OUTSIDE:
+        kept = json.loads((ROOT / "repro" / f"{slug}-outside.json").read_text(encoding="utf-8"))["rows"]
+        what, found = next(row for row in kept if row[0].startswith(begins))
+        lines.append(f"| [{slug}]({JOBS.get(slug, f'methods/{slug}.md')}) | {what} | {found} |")
+    return BEYOND.format(rows="\n".join(lines))
+
+
 def page() -> str:
     """The whole page."""
     found = json.loads((ROOT / "repro" / "nulls.json").read_text(encoding="utf-8"))
@@ -98,6 +130,7 @@ def page() -> str:
         + "\n"
         + "\n".join([*table, *(["", "Known failures:", "", *missed] if missed else [])])
         + "\n"
+        + beyond()
         + OWN
     )
 

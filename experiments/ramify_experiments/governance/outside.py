@@ -93,7 +93,7 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
             f"words after the boundary: {of('claude, compacted: grep')}",
         ],
         [
-            "The same without /compact, and rollouts of Codex 0.171, whose compaction keeps what a person said: nothing is named",
+            "Sessions without /compact, and rollouts of Codex 0.171, whose compaction keeps what a person said: nothing is named",
             f"{of('claude, null: session file', 'codex, compacted: session file')}, of what the gateway recorded "
             f"{of('claude, null: gateway', 'codex, compacted: gateway')}, and `ramify record` "
             f"{of('claude, null: ramify record')}",

@@ -268,7 +268,7 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
         row = null["ways"]["answer"]
         told.append(
             [
-                f"`why --judge {null['judge']} --way answer` on these logs, each with the answer of another",
+                f"`why --judge {null['judge']} --way answer` on labelled failures (Who&When), each with the answer of another",
                 f"{said(row['right'])} right, {row['named']} named",
             ]
         )
