@@ -33,6 +33,7 @@ from ramify.stats.evidence import holm
 from ramify.stats.intervals import paired_t
 from ramify.stats.tests import paired_permutation
 from ramify.trace.db import Run
+from ramify_experiments.dojo import DojoRecipe
 from ramify_experiments.lab import Checks, ResultCache, sized
 from ramify_experiments.recipes import TextWorldRecipe
 
@@ -224,9 +225,11 @@ def cell(
 
 def placed(env: str) -> dict[str, str]:
     """Environment and agent by their names: a household with the agent that goes with it,
-    or TextWorld's games with their recipe's."""
+    or TextWorld's games or AgentDojo's tasks with their recipe's."""
     if env == "textworld":
         return {"env": TextWorldRecipe.GAMES, "model": f"hf:{TextWorldRecipe().folder()}"}
+    if env == "agentdojo":
+        return {"env": "factory:ramify_experiments.dojo:DojoEnvironment", "model": f"hf:{DojoRecipe().folder()}"}
     return {"env": env, "model": f"builtin:{env}"}
 
 

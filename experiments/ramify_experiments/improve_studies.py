@@ -4,6 +4,7 @@ each one command that prints its table and can keep it in ``repro/``:
     python -m ramify_experiments.improve_studies credits --save    what other credit rules bring at equal tokens
     python -m ramify_experiments.improve_studies rules --seeds 5 --save    rules that credit single steps, at equal tokens
     python -m ramify_experiments.improve_studies rules-textworld --seeds 5 --save    the same in TextWorld's games
+    python -m ramify_experiments.improve_studies rules-agentdojo --seeds 5 --save    the same at AgentDojo's tasks
     python -m ramify_experiments.improve_studies critic --save     how well the critic ranks alternative steps
     python -m ramify_experiments.improve_studies splitting --save    what a won task costs, split or not, by how rare wins are
     python -m ramify_experiments.improve_studies textworld --seeds 5 --save    three arms in games that nobody here wrote
@@ -48,6 +49,7 @@ from ramify.stats.intervals import clustered_mean
 from ramify.stats.tests import fisher
 from ramify.trace.db import Run
 from ramify.train import checkpoint
+from ramify_experiments.dojo import DojoRecipe
 from ramify_experiments.improve import BUDGETS, TIMES, TUNE_SEEDS, cell, comparisons, frozen, kept, placed, so_far, tuning
 from ramify_experiments.lab import Checks, ResultCache, cache
 from ramify_experiments.recipes import TextWorldRecipe
@@ -76,6 +78,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
 """The same, of rules that credit a step apart from its attempt."""
 HOUSEHOLD: dict[str, Any] = {"budget": "40k", "episodes": EPISODES}
 GAMES: dict[str, Any] = {"budget": "games", "env": "textworld"}
+ERRANDS: dict[str, Any] = {"budget": "40k", "env": "agentdojo", "episodes": 1001}
 
 
 def _credits(
@@ -86,8 +89,9 @@ def _credits(
 ) -> Checks:
     """Success after, and the difference to the arm that differs by the credit rule alone, paired by seed; ``common``: of every
     cell, the environment and the tokens."""
-    if common.get("env") == "textworld":
-        TextWorldRecipe().folder(say)  # once, before cells that need it run side by side
+    recipe = {"textworld": TextWorldRecipe, "agentdojo": DojoRecipe}.get(common.get("env", ""))
+    if recipe is not None:
+        recipe().folder(say)  # once, before cells that need it run side by side
     every: dict[str, dict[str, Any]] = {"start": {"arm": "start", **common}}
     every |= {arm: {"arm": arm, "own": own, "train": UNTUNED[own["arm"]], **common} for arm, (_, own) in arms.items()}
     done = cells.map(cell, {f"{arm}, seed {seed}": {**one, "seed": seed} for seed in seeds for arm, one in every.items()})
@@ -309,6 +313,7 @@ STUDIES: dict[str, Callable[[ResultCache, Sequence[int]], Checks]] = {
     "credits": partial(_credits, CREDITS, HOUSEHOLD),
     "rules": partial(_credits, RULES, HOUSEHOLD),
     "rules-textworld": partial(_credits, RULES, GAMES),
+    "rules-agentdojo": partial(_credits, RULES, ERRANDS),
     "critic": critic_study,
     "splitting": splitting_study,
     "textworld": textworld_study,

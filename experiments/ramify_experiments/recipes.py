@@ -24,25 +24,53 @@ from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
 from ramify.rollout.components import find_environment
 from ramify.train.batch import Row
-from ramify_experiments.models import Course, Recipe, Report, chat_row, chat_rows, picked, silent, training, word_tokenizer
+from ramify_experiments.models import Course, Recipe, Report, chat_row, picked, silent, training, word_tokenizer
 
 
-class HouseholdRecipe(Recipe):
-    """A crowd's demonstrations of the household environment, a few careful and most careless."""
+class CrowdRecipe(Recipe):
+    """A decoder that imitates a crowd's demonstrations, a few careful and most careless."""
 
-    NAME: ClassVar[str] = "household"
-    demonstrations: int = 9000
-    """Demonstrations to imitate."""
     careful: float = 0.3
     """Share of demonstrators that know what they do; the others are careless, as crowds are."""
     careful_noise: float = 0.1
     """Probability of a random action at each step of a careful demonstration."""
-    careless_noise: float = 0.8
+    careless_noise: float = 0.7
     """The same of a careless one."""
-    vocab: int = 420
+    vocab: int = 600
     """Size of the byte-level BPE vocabulary."""
-    context: int = 512
+    context: int = 1536
     """Longest row, in tokens."""
+    steps: int = 1500
+
+    def noise(self, rng: np.random.Generator) -> float:
+        """That of one demonstrator."""
+        return self.careful_noise if rng.random() < self.careful else self.careless_noise
+
+    def imitated(self, dialogues: Sequence[Sequence[tuple[str, str]]], report: Report) -> tuple[TinyLM, HfTokenizer]:
+        """A tokenizer of ``dialogues``, each a list of (role, text), and a model that imitates what the assistant says there."""
+        tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), self.vocab)
+        template = TagTemplate(tokenizer)
+        rows = [chat_row(template, dialogue) for dialogue in dialogues]
+        end = (tokenizer.token_id("<|end|>"),)
+        shape = TinyConfig(
+            tokenizer.size, self.width, self.layers, self.width // 32, 1, 32, 3 * self.width, context=self.context, eos=end
+        )
+        model = TinyLM(shape, self.seed)
+        weights, length = sum(w.numel() for w in model.parameters()), np.mean([len(row.tokens) for row in rows])
+        report(f"{weights:,} weights, {length:.0f} tokens a demonstration")
+        return self.imitate(model, rows, report), tokenizer
+
+
+class HouseholdRecipe(CrowdRecipe):
+    """Demonstrations of the household environment."""
+
+    NAME: ClassVar[str] = "household"
+    demonstrations: int = 9000
+    """Demonstrations to imitate."""
+    careless_noise: float = 0.8
+    vocab: int = 420
+    context: int = 512
+    steps: int = 3000
 
     @property
     def environment(self) -> household.HouseholdEnvironment | long_household.LongHouseholdEnvironment:
@@ -55,10 +83,9 @@ class HouseholdRecipe(Recipe):
         shown = []
         for i, task in enumerate(environment.task_set("demo", self.demonstrations, self.seed)):
             rng = generator(self.seed, "demo", i)
-            noise = self.careful_noise if rng.random() < self.careful else self.careless_noise
-            shown.append(household.demonstrate(task, noise, rng, environment=environment))
-        tokenizer, rows = chat_rows(shown, self.vocab)
-        return self.imitate(untrained(self, tokenizer, rows, report), rows, report), tokenizer
+            steps = household.demonstrate(task, self.noise(rng), rng, environment=environment)
+            shown.append([turn for seen, done in steps for turn in (("user", seen), ("assistant", done))])
+        return self.imitated(shown, report)
 
 
 class LongHouseholdRecipe(HouseholdRecipe):
@@ -76,7 +103,7 @@ class LongHouseholdRecipe(HouseholdRecipe):
         return long_household.LongHouseholdEnvironment()
 
 
-class TextWorldRecipe(Recipe):
+class TextWorldRecipe(CrowdRecipe):
     """The same crowd in TextWorld's treasure hunts: five rooms, five right commands, and another object that loses the game.
 
     A careless demonstrator gives any command that the game takes at a step, else the one that TextWorld would."""
@@ -88,12 +115,6 @@ class TextWorldRecipe(Recipe):
     """Games that are demonstrated ..."""
     times: int = 8
     """... so many times each."""
-    careful: float = 0.3
-    careful_noise: float = 0.1
-    careless_noise: float = 0.7
-    vocab: int = 600
-    context: int = 1536
-    steps: int = 1500
     rows: int = 8
 
     def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
@@ -103,24 +124,10 @@ class TextWorldRecipe(Recipe):
         for i, task in enumerate(environment.task_set("demo", self.games, self.seed)):
             for attempt in range(self.times):
                 rng = generator(self.seed, "demo", i, attempt)
-                noise = self.careful_noise if rng.random() < self.careful else self.careless_noise
-                dialogues.append(hunted(environment, task, noise, rng))
+                dialogues.append(hunted(environment, task, self.noise(rng), rng))
             if i % 20 == 0:
                 report(f"{i} of {self.games} games demonstrated")
-        tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), self.vocab)
-        template = TagTemplate(tokenizer)
-        rows = [chat_row(template, dialogue) for dialogue in dialogues]
-        return self.imitate(untrained(self, tokenizer, rows, report), rows, report), tokenizer
-
-
-def untrained(recipe: HouseholdRecipe | TextWorldRecipe, tokenizer: HfTokenizer, rows: Sequence[Row], report: Report) -> TinyLM:
-    """The decoder of a recipe before it has seen its demonstrations ``rows``; their size is reported."""
-    width, end = recipe.width, (tokenizer.token_id("<|end|>"),)
-    shape = TinyConfig(tokenizer.size, width, recipe.layers, width // 32, 1, 32, 3 * width, context=recipe.context, eos=end)
-    model = TinyLM(shape, recipe.seed)
-    weights, length = sum(w.numel() for w in model.parameters()), np.mean([len(row.tokens) for row in rows])
-    report(f"{weights:,} weights, {length:.0f} tokens a demonstration")
-    return model
+        return self.imitated(dialogues, report)
 
 
 def hunted(environment: TextWorldEnvironment, task: Task, noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:

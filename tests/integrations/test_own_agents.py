@@ -788,26 +788,34 @@ def test_a_model_in_this_process_is_shown_what_the_agent_sends(tmp_path: Path) -
     ]
 
 
-def test_a_rule_stays_where_an_agent_sends_its_messages_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["this process", "a server"])
+def test_an_edit_stays_where_an_agent_sends_its_messages_anew(place: str, tmp_path: Path) -> None:
     import httpx2
 
     def agent(prompt: str, url: str) -> str:
         with httpx2.Client(timeout=60) as client:
             for text in ("Go.", "Again."):  # the first reply is gone from the second request
-                messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
+                messages = [{"role": role, "content": said} for role, said in (("system", "Be brief."), ("user", "Hi."))]
+                messages.append({"role": "user", "content": text})
                 client.post(f"{url}/chat/completions", json={"messages": messages, "max_tokens": 4, "tools": TOOLS[:1]})
         return "done"
 
     env = ramify.agent(agent)
-    (attempt,) = ramify.play("builtin", env, [{"id": "a", "prompt": "Go."}], out=tmp_path / "run")
     edits: dict[str, Any] = {
         "Mind the gap.": {"rule": {"add": "Mind the gap."}},
         "Looks things up.": {"tool": {"name": "look_up", "description": "Looks things up."}},
+        "Ho.": {"history": {"message": 1, "replace": ["Hi", "Ho"]}},
     }
-    for text, edit in edits.items():
-        fork = ramify.fork_run(tmp_path / "run", attempt.turns[0].node.id, n=1, edit=edit, model="builtin", env=env)
-        with Run.open(tmp_path / "run") as run:
+    with chat_server(lambda body: {"content": "ok"}) as server:
+        model = "builtin" if place == "this process" else f"chat:m@{server.url}"
+        (attempt,) = ramify.play(model, env, [{"id": "a", "prompt": "Go."}], out=tmp_path / "run")
+        for text, edit in edits.items():
+            fork = ramify.fork_run(tmp_path / "run", attempt.turns[0].node.id, n=1, edit=edit, model=model, env=env)
             nodes = [turn.node for turn in fork.arm.attempts[0].turns]
-            shown = ["\n".join(message.text for message in run.shown(node.id).messages) for node in nodes]
-        assert len(shown) == 2
-        assert all(text in one and "Be brief." in one for one in shown)
+            if place == "a server":  # which is asked by the attempt without the edit, too
+                shown = [body for body in map(json.dumps, server.bodies) if text in body]
+            else:
+                with Run.open(tmp_path / "run") as run:
+                    shown = ["\n".join(message.text for message in run.shown(node.id).messages) for node in nodes]
+            assert len(shown) == 2
+            assert all(text in one and "Be brief." in one for one in shown)

@@ -266,6 +266,11 @@ def _sampled(source: RenderedPiece, piece: Reused) -> list[bool]:
     return [] if source.sampled is None else source.sampled[piece.start : piece.end].tolist()
 
 
+def said(message: Message) -> tuple[str, str]:
+    """What a message says, however its calls are written."""
+    return message.role, gist(message.written()) if message.role == "assistant" else message.text
+
+
 def gist(text: str) -> str:
     """A reply in one canonical form, however its calls were written."""
     content, calls = split_reply(text)

@@ -36,6 +36,7 @@ from typing import Any
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import json_hash
 from ramify.model.chat import ChatTemplate
+from ramify.model.laid import said
 from ramify.model.protocol import Prefix
 from ramify.trace.context import tokens_of
 from ramify.trace.message import Message
@@ -192,13 +193,18 @@ def rewriting(edit: Mapping[str, Any], template: ChatTemplate | None) -> Callabl
             text = _ruled(edit["rule"], messages[0].text if has else "")
             return _put(groups, messages, 0 if has else None, "system", text, template)
         change, at = edit["history"], edit["history"]["message"]
-        last = len(messages) - 1 - bool(messages and messages[-1].role == "assistant")
-        if at > last or (at == last and change.get("text", "") is None):
-            raise UserError(f"message {at} of the prompt cannot be changed: it has messages 0 to {last}, and the last stays")
+        check_history(change, messages)
         text = _swapped(change["replace"], messages[at].text, f"message {at}") if "replace" in change else change["text"]
         return _put(groups, messages, at, messages[at].role, text, template)
 
     return rewrite
+
+
+def check_history(change: Mapping[str, Any], messages: Sequence[Message]) -> None:
+    """Raises UserError where a prompt of ``messages`` has not the one that a ``history`` edit changes, or needs it."""
+    at, last = change["message"], len(messages) - 1 - bool(messages and messages[-1].role == "assistant")
+    if at > last or (at == last and change.get("text", "") is None):
+        raise UserError(f"message {at} of the prompt cannot be changed: it has messages 0 to {last}, and the last stays")
 
 
 def _ruled(rule: Any, old: str) -> str | None:
@@ -260,10 +266,17 @@ def saying(texts: Mapping[int, str | None], template: ChatTemplate | None) -> Ca
     return rewrite
 
 
-def sending(edit: Mapping[str, Any]) -> Callable[[Prefix], Prefix]:
-    """How a ``tool``, ``shown`` or ``rule`` edit changes what a model that takes messages is sent. What the edit is about need
-    not be there."""
+def sending(edit: Mapping[str, Any], about: Sequence[tuple[Message, int]] = ()) -> Callable[[Prefix], Prefix]:
+    """How a ``tool``, ``shown``, ``rule`` or ``history`` edit changes what a model that takes messages is sent. What the edit is
+    about need not be there; a ``history`` edit is ``about`` some messages, each with how many before it say the same."""
     ((kind, value),) = edit.items()
+    if kind == "history":
+        if "replace" in value:
+            _swapped(value["replace"], "\n".join(one.text for one, _ in about), f"message {value['message']}")
+            texts: list[str | None] = [one.text.replace(*value["replace"]) for one, _ in about]
+        else:
+            texts = [value["text"], *[None] * (len(about) - 1)]
+        return lambda prefix: replace(prefix, messages=_told(prefix.messages, about, texts))
     if kind == "shown":
         old, new = value["replace"]
         pairs = [(old, new), (json.dumps(old)[1:-1], json.dumps(new)[1:-1])]  # the second: in a result that is JSON
@@ -291,6 +304,16 @@ def _saying(message: Message, pairs: Sequence[tuple[str, str]]) -> Message:
     if message.role == "assistant":
         return message
     return replace(message, text=swapped(message.text), data=swapped(message.data), sent=swapped(message.sent))
+
+
+def _told(messages: Sequence[Message], about: Sequence[tuple[Message, int]], texts: Sequence[str | None]) -> tuple[Message, ...]:
+    """The messages, in which each that says what one of ``about`` says, after as many such, says its text; None: is left out."""
+    changed = dict[int, str | None]()
+    for (one, number), text in zip(about, texts, strict=True):
+        same = [i for i, message in enumerate(messages) if said(message) == said(one)]
+        changed |= dict.fromkeys(same[number : number + 1], text)
+    told = ((message, changed.get(i, message.text)) for i, message in enumerate(messages))
+    return tuple(replace(message, text=text) for message, text in told if text is not None)
 
 
 def _ruling(rule: Any, messages: Sequence[Message]) -> tuple[Message, ...]:

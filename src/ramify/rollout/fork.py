@@ -18,13 +18,15 @@ import numpy as np
 from ramify.base import notebook
 from ramify.base.errors import EXIT_FAILED, InfrastructureError, NeedsError, UserError
 from ramify.base.ids import json_hash
-from ramify.env.protocol import Task, tools_of
+from ramify.env.protocol import Task, chat_of, tools_of
 from ramify.model.protocol import Prefix, Tokenizer, require, require_splittable
 from ramify.render.numbers import p_value, percent, percent_interval, points, points_interval
 from ramify.render.result import Result, Section, Verbatim, table
 from ramify.rollout.attempts import Attempt
-from ramify.rollout.edits import SENT, SHOWN, Change, diff, diff_sent, rewriting, saying, sending, taps_of
+from ramify.rollout.edits import SENT, SHOWN, Change, check_history, diff, diff_sent, rewriting, saying, sending, taps_of
 from ramify.rollout.edits import check_edit as check_edit
+from ramify.rollout.prompt import sent_as
+from ramify.rollout.record import Position
 from ramify.rollout.run import Episodes
 from ramify.rollout.sampler import Sampler
 from ramify.stats.drops import Counts, SuccessDifference, SuccessShare
@@ -526,7 +528,7 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
         insert = None if node.role == "assistant" else episodes.record.replaced(node, value)
         messages = as_messages(episodes.prompts.shown(node, len(node)))
         return _Plan(node, insert, diff=diff(messages, [*messages[:-1], Message(node.role, value)]))
-    if kind in SENT or (kind == "rule" and _system_is_sent(episodes, node, offset)):
+    if kind in SENT or (kind in SHOWN and _stands_in_requests(episodes, node, offset, edit)):
         return _sending(episodes, node, offset, edit)
     if kind in SHOWN:
         rewrite, parts = rewriting(edit, episodes.agent.template), episodes.prompts.shown(node, offset)
@@ -560,22 +562,31 @@ def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, 
     return _Plan(node, added, diff=diff(messages, [*messages, Message(value["role"], value["text"])]))
 
 
+def _at(episodes: Episodes, node: Node, offset: int) -> Position:
+    return episodes.prompts.at(node, offset if node.role == "assistant" else None)
+
+
 def _sent(episodes: Episodes, node: Node, offset: int) -> Prefix:
-    position = episodes.prompts.at(node, offset if node.role == "assistant" else None)
-    return episodes.prompts.prompt(position, tools_of(episodes.environment)).prefix
+    return episodes.prompts.prompt(_at(episodes, node, offset), tools_of(episodes.environment)).prefix
 
 
-def _sends(episodes: Episodes, node: Node, offset: int) -> bool:
-    return episodes.prompts.sends(episodes.prompts.at(node, offset if node.role == "assistant" else None))
-
-
-def _system_is_sent(episodes: Episodes, node: Node, offset: int) -> bool:
-    """Whether the system message stands in what a client sends, perhaps anew at a later turn."""
-    if not _sends(episodes, node, offset):
+def _stands_in_requests(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any]) -> bool:
+    """Whether the message of a ``rule`` or ``history`` edit is one of those that an agent's program sends, perhaps anew at a
+    later turn."""
+    if not any(chat_of(one.data) for one in _at(episodes, node, offset).messages):
         return False
-    sent = _sent(episodes, node, offset).messages
-    before = as_messages(episodes.prompts.shown(node, offset))[0].role == "system"
-    return any(message.role == "system" for message in sent) and not (before and episodes.agent.template is None)
+    if "history" in edit:
+        return bool(_said(episodes, node, offset, edit))
+    return any(message.role == "system" for message in _sent(episodes, node, offset).messages)
+
+
+def _said(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any]) -> list[tuple[Message, int]]:
+    """Which of the messages that are sent a ``history`` edit changes. Raises UserError where the prompt has them not."""
+    if "history" not in edit:
+        return []
+    messages = _at(episodes, node, offset).messages
+    check_history(edit["history"], messages)
+    return sent_as(messages, edit["history"]["message"])
 
 
 def _sending(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any]) -> _Plan:
@@ -583,8 +594,9 @@ def _sending(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any
     ((kind, value),) = edit.items()
     nothing = UserError(f"edit '{kind}' changes nothing of what the agent is shown at node {node.id[:12]}: {short(value, 120)}")
     template = episodes.agent.template
-    if _sends(episodes, node, offset):
-        change, before = sending(edit), _sent(episodes, node, offset)
+    if episodes.prompts.sends(_at(episodes, node, offset)):
+        about, before = _said(episodes, node, offset, edit), _sent(episodes, node, offset)
+        change = sending(edit, about)
         after = change(before)
         same = (after.messages, after.tools, after.asked) == (before.messages, before.tools, before.asked)
         if same and not (kind == "tool" and not (before.tools or before.asked.get("tools"))):

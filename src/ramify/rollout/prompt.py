@@ -12,7 +12,7 @@ import numpy as np
 from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.env.protocol import chat_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate
-from ramify.model.laid import ToolTemplates, gist
+from ramify.model.laid import ToolTemplates, said
 from ramify.model.protocol import Prefix
 from ramify.model.rendered import Filled, Known, RenderedPiece, rendered
 from ramify.rollout.agent import Agent
@@ -164,26 +164,21 @@ class Prompts:
     def _sent(self, position: Position, template: ChatTemplate, messages: Sequence[Message]) -> list[Part] | None:
         """``messages`` as parts: what stands in the history, replies above all, keeps its tokens. None where they are it."""
         history = position.messages
-        if len(messages) == len(history) and all(a is b or _said(a) == _said(b) for a, b in zip(messages, history, strict=True)):
+        if len(messages) == len(history) and all(a is b or said(a) == said(b) for a, b in zip(messages, history, strict=True)):
             return None
         groups = by_message(position.shown or self.shown(position.parent, position.offset))
         known: dict[tuple[str, str], list[list[Part]]] = {}
         for message, group in zip(history, groups, strict=True):
-            known.setdefault(_said(message), []).append(group)
+            known.setdefault(said(message), []).append(group)
         parts, after = list[Part](), ""
         for message in messages:
-            if same := known.get(_said(message)):
+            if same := known.get(said(message)):
                 parts += same.pop(0) if len(same) > 1 else same[0]
             else:
                 tokens, _, text = template.render(message.role, message.written(), after)
                 parts.append(Insert(text, tuple(tokens), message.role))
             after = message.role
         return parts
-
-
-def _said(message: Message) -> tuple[str, str]:
-    """What a message says, however its calls are written."""
-    return message.role, gist(message.written()) if message.role == "assistant" else message.text
 
 
 def _front(template: ChatTemplate) -> int:
@@ -205,6 +200,15 @@ def chat_shown(messages: Sequence[Message]) -> tuple[tuple[Message, ...], Mappin
         given = about.get("shown", about.get("messages"))
         found += [message] if given is None else [replace(read_message(one, "a message"), sent=one) for one in given]
     return tuple(found), asked
+
+
+def sent_as(messages: Sequence[Message], at: int) -> list[tuple[Message, int]]:
+    """The messages of the chat that ``messages[at]`` stands for, each with how many before it say the same; none where it stands
+    for the whole chat."""
+    if "shown" in chat_of(messages[at].data):
+        return []
+    before, chat = len(chat_shown(messages[:at])[0]), chat_shown(messages[: at + 1])[0]
+    return [(one, sum(said(one) == said(other) for other in chat[:i])) for i, one in enumerate(chat) if i >= before]
 
 
 def head_of(template: ChatTemplate, messages: Sequence[Message]) -> np.ndarray:
