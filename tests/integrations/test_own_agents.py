@@ -770,6 +770,7 @@ def test_a_model_in_this_process_is_shown_what_the_agent_sends(tmp_path: Path) -
 
     (attempt,) = ramify.play("builtin", ramify.agent(agent), [{"id": "a", "prompt": "Go."}], out=tmp_path / "run")
     with Run.open(tmp_path / "run", write=True) as run:
+        assert run.config["sampling"]["max_tokens"] == 4096  # the agent says how many, not the default of a plain attempt
         prompts = Episodes(make_agent("builtin", None, None), ramify.agent(agent), run).prompts
         path = [turn.node for turn in attempt.turns]
         prompts.record.load(attempt.tree)

@@ -109,7 +109,8 @@ class Environment(Protocol):
     """A family of episodes: makes episodes and task sets.
 
     It may also have ``tools`` (what the agent can call, in OpenAI's JSON form; see :func:`tools_of`), ``at_once`` (at most this
-    many episodes open at a time) and ``blocking`` (True: reset and step wait for something outside, so they run in threads).
+    many episodes open at a time), ``blocking`` (True: reset and step wait for something outside, so they run in threads) and
+    ``max_reply`` (tokens that a reply may have in :func:`ramify.play` by default).
     """
 
     name: str

@@ -16,7 +16,7 @@ from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.backends import Players, Unit, setup_message
 from ramify.rollout.compact import Compactor
-from ramify.rollout.components import AnySampling, any_environment, make_agent
+from ramify.rollout.components import MAX_REPLY, AnySampling, any_environment, make_agent
 from ramify.rollout.fork import Fork, fork, interruptible
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import keep_template, open_episodes
@@ -41,16 +41,18 @@ def play(
     """Play ``attempts`` attempts at every task and store the trees in the run ``out``; returns the attempts, task by task.
 
     ``model`` is a name as in ``ramify improve``, a model object, or a function from the messages so far to the reply
-    (:class:`ramify.model.function.FunctionModel`). ``env``, the environment, is a name, an object, or a class or function that
-    makes one or makes one episode. ``tasks`` are objects, dicts with an ``id``, or a file of them as JSON lines; by default eight
-    of the environment's own. ``sampling`` is an object or a dict of some settings. ``template`` renders chats as tokens; by
-    default the model's own. ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no
-    tree; any but ``local`` needs model and environment by name. At most ``concurrency`` attempts run at once. ``compactor`` (an
-    object, or a name of ``ramify list compactor``) shortens prompts beyond ``window`` tokens (characters for a model that takes
-    messages). Raises UserError where ``out`` holds a run."""
+    (:class:`ramify.model.function.FunctionModel`). ``env``, the environment, is a name, an object, or a class or function
+    that makes one or makes one episode. ``tasks`` are objects, dicts with an ``id``, or a file of them as JSON lines; by
+    default eight of the environment's own. ``sampling`` is an object or a dict of some settings; a reply has at most 64
+    tokens by default, and where your own agent's program asks (:func:`ramify.agent`) as many as it says, at most 4,096.
+    ``template`` renders chats as tokens; by default the model's own. ``backend`` is where they are played (``ramify list
+    backend``; ``processes:4``), which changes no tree; any but ``local`` needs model and environment by name. At most
+    ``concurrency`` attempts run at once. ``compactor`` (an object, or a name of ``ramify list compactor``) shortens prompts
+    beyond ``window`` tokens (characters for a model that takes messages). Raises UserError where ``out`` holds a run."""
     environment = any_environment(env)
     task_set = task_set_of(tasks) if tasks is not None else environment.task_set("train", 8, seed)
-    agent = make_agent(model, template, sampling, compactor, window)
+    longest = getattr(environment, "max_reply", MAX_REPLY)
+    agent = make_agent(model, template, sampling, compactor, window, max_reply=longest)
     agent.check(environment)
     if sampling is not None and isinstance(agent.model, FunctionModel):
         raise UserError(

@@ -22,6 +22,8 @@ from ramify.rollout.agent import Agent
 from ramify.rollout.compact import Compactor
 from ramify.trace.db import Run
 
+MAX_REPLY = 64
+"""Tokens of a reply at most, where nobody says another limit."""
 AnySampling: TypeAlias = Sampling | Mapping[str, Any]
 """Sampling settings, or some of them by name; the others are then the model's own."""
 
@@ -69,9 +71,10 @@ def make_agent(
     compactor: Compactor | str | None = None,
     window: int = 0,
     given: Mapping[str, Any] | None = None,
+    max_reply: int = MAX_REPLY,
 ) -> Agent:
-    """An agent from objects, functions or names; template and sampling default to the model's own, or to the template ``given``
-    as a run stores it. Raises UserError or NeedsError."""
+    """An agent from objects, functions or names; template and sampling default to the model's own, with at most ``max_reply``
+    tokens a reply, or to the template ``given`` as a run stores it. Raises UserError or NeedsError."""
     if isinstance(model, str):
         found, own = find_model(model, given=given)
     else:
@@ -82,7 +85,7 @@ def make_agent(
         settings = sampling
     else:
         stops = () if template is None else template.stop_tokens
-        settings = _changed(sampling_of(found, max_tokens=64, stop_tokens=stops), sampling or {})
+        settings = _changed(sampling_of(found, max_tokens=max_reply, stop_tokens=stops), sampling or {})
     if isinstance(found, HttpModel):
         found.check(settings)
     return Agent(found, template, settings, find_compactor(compactor) if isinstance(compactor, str) else compactor, window)

@@ -107,6 +107,7 @@ class AgentEnvironment:
     """See :func:`agent`."""
 
     blocking = True
+    max_reply = 4096
 
     def __init__(
         self,
