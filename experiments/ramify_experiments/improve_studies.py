@@ -331,7 +331,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write repro/improve-STUDY.json of this checkout")
     options = parser.parse_args()
     seeds = tuple(range(FIRST_SEED, FIRST_SEED + options.seeds))
-    cells = ResultCache(options.cells or cache() / "improve-studies", edition="1")
+    cells = ResultCache(options.cells or cache() / f"improve-{options.study}", edition="1")
     checks = STUDIES[options.study](cells, seeds)
     shown = [
         (one.name, f"{one.value:.3f}", "" if one.interval is None else f"[{one.interval[0]:.3f}, {one.interval[1]:.3f}]", one.n)
