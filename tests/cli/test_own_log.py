@@ -288,3 +288,12 @@ def test_every_name_of_a_field_is_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs/howto/which-step.md").read_text(encoding="utf-8")
     for what, names in ALIASES.items():
         assert f"| {what} | {', '.join(f'`{name}`' for name in names)}" in page
+
+
+def test_the_right_answer_of_a_log_is_its_tasks(verb: Any) -> None:
+    write("log.jsonl", [{"task": t, "messages": m, "ground_truth": f"right of {t}", "answer": "said"} for t, m, _ in log()])
+    verb("import", "log.jsonl", "--run", "a")
+    verb("import", "log.jsonl", "--run", "b", "--answer-field", "answer")
+    for run, right in (("a", "right of {}"), ("b", "said")):
+        with Run.open(Path(run)) as made:
+            assert all(info.answer == right.format(info.name) for info in made.trees())

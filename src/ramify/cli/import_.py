@@ -43,6 +43,9 @@ def import_(
     reward_field: Annotated[
         str | None, option(metavar="NAME", help="Field with an attempt's reward, where it has another name than usual.")
     ] = None,
+    answer_field: Annotated[
+        str | None, option(metavar="NAME", help="Field with the task's right answer, where it has another name than usual.")
+    ] = None,
     outcomes: Annotated[
         Path | None,
         option(
@@ -64,7 +67,7 @@ def import_(
     judged = None if outcomes is None else read_outcomes(outcomes)
     with noting(skip_bad) as notes:
         try:
-            taken = take(files or [], run, form, Fields(task_field, reward_field), judged, outcomes)
+            taken = take(files or [], run, form, Fields(task_field, reward_field, answer_field), judged, outcomes)
         except BadRecordError as error:
             error.args = (f"{error}; --skip-bad leaves out bad records, and counts them",)
             raise

@@ -21,6 +21,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "attempt": ("attempt_id", "attempt", "trial", "epoch", "rollout_id", "trajectory_id", "episode_id", "session_id", "session"),
     "reward": ("reward", "score", "final_reward", "total_reward", "return"),
     "success": ("success", "correct", "passed", "solved", "resolved", "is_correct"),
+    "answer": ("ground_truth", "reference_answer", "expected_answer", "correct_answer", "gold_answer"),
 }
 #: Fields in which other tools say what ended an attempt that was not the model's doing, at the top of a record or in one of
 #: ``INSIDE``. Nothing, false, 0 and an object without text say that there was none.
@@ -123,18 +124,21 @@ NOTHING = Judged({}, None, frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Fields named by the user for task and reward; where none is named, the first of :data:`ALIASES` that is present.
+    """Fields named by the user for task, reward and the task's right answer; where none is named, the first of :data:`ALIASES`
+    that is present. A field ``answer`` has to be named: in many logs it is what the model said.
 
     ``metadata.task`` names a field inside another.
     """
 
     task: str | None = None
     reward: str | None = None
+    answer: str | None = None
 
     @property
     def named(self) -> dict[str, str]:
-        """What the user named: "task" or "reward" -> field."""
-        return {what: name for what, name in (("task", self.task), ("reward", self.reward)) if name is not None}
+        """What the user named: "task", "reward" or "answer" -> field."""
+        named = {"task": self.task, "reward": self.reward, "answer": self.answer}
+        return {what: name for what, name in named.items() if name is not None}
 
     def task_of(self, record: Mapping[str, Any], place: str, *, record_id: bool = True) -> Found | None:
         """The task a record is of, text or an integer; None where it names none. ``record_id``: ``id`` counts, too.
@@ -148,6 +152,11 @@ class Fields:
         """The attempt a record is of, text or an integer; None where it names none."""
         named = self._first_of(record, "attempt", place)
         return None if named is None else _checked(named, place)
+
+    def answer_of(self, record: Mapping[str, Any], place: str) -> Any:
+        """The right answer of a record's task, any JSON; None where it has none."""
+        named = self._first_of(record, "answer", place)
+        return None if named is None else named.value
 
     def judged(self, record: Mapping[str, Any], place: str) -> Judged:
         """How the attempt ended: a number, numbers by name, or whether it succeeded. Raises UserError naming ``place`` and field.

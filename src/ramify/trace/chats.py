@@ -27,8 +27,8 @@ def read_chats(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from chats, one a line: ``{"messages": [{"role", "content"}, ...]}``. Returns how many.
 
     Optional, under any name of :mod:`ramify.trace.aliases`: the task (chats of one task share a tree, otherwise each line is its
-    own), and a reward or success (a score of scorer "imported" on the last message; rewards by name are one each). Other fields
-    are kept with the last message. A line may also be the log of one
+    own), a reward or success (a score of scorer "imported" on the last message; rewards by name are one each), and the task's
+    right answer. Other fields are kept with the last message. A line may also be the log of one
     call, ``{"request": {...}, "response": {...}}``; a reply that a later call of the same task repeats in its request is the node
     that was sampled. A file that is one JSON document holds one chat, a list of chats, or the list of one chat's messages. Raises
     UserError naming file and line; nothing is left in ``folder`` then.
@@ -117,7 +117,7 @@ def hang_chat(
     extra = {k: v for k, v in record.items() if k not in known}
     unread(extra, RECORD, "record")
     about = {**({"record": plain(extra)} if extra else {}), **open_calls(messages)}
-    thread = Thread(run, _tree(run, task, number), number)
+    thread = Thread(run, _tree(run, task, number, fields.answer_of(record, place)), number)
     for at, message in enumerate(messages or [Message("user", "")], 1):
         last = at == max(1, len(messages))
         stop = {"stop": judged.stop} if last and judged.stop else {}
@@ -194,7 +194,7 @@ class Calls:
         task, judged = self._fields.task_of(record, place, record_id=False), self._fields.judged(record, place)
         unread({k: v for k, v in record.items() if k not in {*taken, *judged.names}}, RECORD, "record")
         extra = {k: v for k, v in record.items() if k not in {*taken, *judged.names, *([task.name] if task else ())}}
-        tree = _tree(run, task, number) if at is None else at.tree
+        tree = _tree(run, task, number, self._fields.answer_of(record, place)) if at is None else at.tree
         thread = Thread(run, tree, next(self._draws), at)
         origin = at
         for message in given:
@@ -242,9 +242,10 @@ def _redacted(value: dict[str, Any]) -> dict[str, Any]:
     return safe
 
 
-def _tree(run: Run, task: Found | None, number: int) -> str:
-    """The tree of a task, or one of its own."""
+def _tree(run: Run, task: Found | None, number: int, answer: Any = None) -> str:
+    """The tree of a task, or one of its own, with the answer that the task's first record names."""
     tree = f"chat-{number:06d}" if task is None else str(task.value)
-    run.add_tree(tree, {} if task is None else {"id": tree})
+    if not run.has_tree(tree):
+        run.add_tree(tree, {**({} if task is None else {"id": tree}), **({} if answer is None else {"answer": plain(answer)})})
     root(run, tree)
     return tree

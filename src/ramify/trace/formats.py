@@ -47,7 +47,7 @@ class Reader:
     file and line or field; leaves nothing in the folder then.
     Takes ``fields=`` (:class:`ramify.trace.aliases.Fields`) where it has any."""
     fields: tuple[str, ...] = ()
-    """Which fields a user may name: "task", "reward"; none where the format defines them."""
+    """Which fields a user may name: "task", "reward", "answer"; none where the format defines them."""
     example: str = ""
     """A small file of the format, as text: what ``ramify check reader NAME`` reads, and breaks."""
     general: bool = False
@@ -290,7 +290,7 @@ for _reader in (
         "Messages in the form of OpenAI's, one conversation a line: text-only nodes.",
         _is_chat,
         chats.read_chats,
-        ("task", "reward"),
+        ("task", "reward", "answer"),
         '{"task": "sum", "messages": [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": "3"}], "reward": '
         "1.0}\n",
         general=True,

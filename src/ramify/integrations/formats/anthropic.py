@@ -405,7 +405,7 @@ register("reader", "anthropic")(
         "Anthropic's messages with blocks (tool_use, tool_result, thinking, images), a conversation or a logged call a record.",
         lambda path, first: form_of(first) == "anthropic",
         read_anthropic,
-        ("task", "reward"),
+        ("task", "reward", "answer"),
         "\n".join(map(json.dumps, EXAMPLE)),
         general=True,
     )

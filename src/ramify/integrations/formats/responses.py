@@ -392,7 +392,7 @@ register("reader", "responses")(
         "record.",
         lambda path, first: form_of(first) == "responses",
         read_responses,
-        ("task", "reward"),
+        ("task", "reward", "answer"),
         "\n".join(map(json.dumps, EXAMPLE)),
         general=True,
     )

@@ -214,7 +214,7 @@ register("reader", "sharegpt")(
         "effect.",
         _is_sharegpt,
         read_sharegpt,
-        ("task", "reward"),
+        ("task", "reward", "answer"),
         "\n".join(map(json.dumps, EXAMPLE)),
     )
 )
