@@ -117,3 +117,20 @@ def test_a_wrong_call_is_answered_and_a_task_of_another_suite_refused() -> None:
         assert not seen.valid
     with pytest.raises(UserError, match="no user task 'user_task_99'"):
         episode.reset(Task("x", {"prompt": "x", "user_task": "user_task_99"}), 0)
+
+
+def test_tasks_in_few_words_are_won_by_their_solutions() -> None:
+    from ramify_experiments.dojo import DojoEnvironment
+
+    environment = DojoEnvironment()
+    tasks = environment.task_set("train", 0)
+    assert len(tasks) == 77
+    for task in tasks:
+        episode = environment.make()
+        episode.reset(task, 0)
+        assert not episode.step("no_such_tool 1").valid
+        before = episode.snapshot()
+        seen = [episode.step(reply) for reply in environment.solution(task)][-1]
+        assert seen.outcome
+        episode.restore(before)
+        assert not episode.step("answer 0").terminated
