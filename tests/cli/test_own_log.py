@@ -292,8 +292,9 @@ def test_every_name_of_a_field_is_on_the_page() -> None:
 
 def test_the_right_answer_of_a_log_is_its_tasks(verb: Any) -> None:
     write("log.jsonl", [{"task": t, "messages": m, "ground_truth": f"right of {t}", "answer": "said"} for t, m, _ in log()])
-    verb("import", "log.jsonl", "--run", "a")
-    verb("import", "log.jsonl", "--run", "b", "--answer-field", "answer")
+    assert "not understood: 'answer' of" in (told := "".join(verb("import", "log.jsonl", "--run", "a")[1:]))
+    assert "ground_truth" not in told
+    assert "'ground_truth'" in "".join(verb("import", "log.jsonl", "--run", "b", "--answer-field", "answer")[1:])
     for run, right in (("a", "right of {}"), ("b", "said")):
         with Run.open(Path(run)) as made:
             assert all(info.answer == right.format(info.name) for info in made.trees())

@@ -153,10 +153,9 @@ class Fields:
         named = self._first_of(record, "attempt", place)
         return None if named is None else _checked(named, place)
 
-    def answer_of(self, record: Mapping[str, Any], place: str) -> Any:
-        """The right answer of a record's task, any JSON; None where it has none."""
-        named = self._first_of(record, "answer", place)
-        return None if named is None else named.value
+    def answer_of(self, record: Mapping[str, Any], place: str) -> Found | None:
+        """The right answer of a record's task, any JSON; None where it names none."""
+        return self._first_of(record, "answer", place)
 
     def judged(self, record: Mapping[str, Any], place: str) -> Judged:
         """How the attempt ended: a number, numbers by name, or whether it succeeded. Raises UserError naming ``place`` and field.

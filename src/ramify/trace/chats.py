@@ -110,14 +110,14 @@ def hang_chat(
     ``taken`` are the fields of the record that its reader has read; those with the task and the outcome are read here, the others
     kept with the last message. Raises UserError naming ``place``.
     """
-    task, judged = fields.task_of(record, place), fields.judged(record, place)
+    task, answer, judged = fields.task_of(record, place), fields.answer_of(record, place), fields.judged(record, place)
     if not messages and judged.failure is None:
         raise UserError(f"{place}: 'messages' is empty, and no failure is named that ended the attempt before it began")
     known = {*taken, *judged.names, *([task.name] if task else ())}
     extra = {k: v for k, v in record.items() if k not in known}
-    unread(extra, RECORD, "record")
+    unread(extra, RECORD | {answer.name if answer else ""}, "record")
     about = {**({"record": plain(extra)} if extra else {}), **open_calls(messages)}
-    thread = Thread(run, _tree(run, task, number, fields.answer_of(record, place)), number)
+    thread = Thread(run, _tree(run, task, number, answer), number)
     for at, message in enumerate(messages or [Message("user", "")], 1):
         last = at == max(1, len(messages))
         stop = {"stop": judged.stop} if last and judged.stop else {}
@@ -192,9 +192,11 @@ class Calls:
         the answer holds. Returns the last node of the last reply. ``taken`` as in :func:`hang_chat`.
         """
         task, judged = self._fields.task_of(record, place, record_id=False), self._fields.judged(record, place)
-        unread({k: v for k, v in record.items() if k not in {*taken, *judged.names}}, RECORD, "record")
+        answer = self._fields.answer_of(record, place)
+        left = {k: v for k, v in record.items() if k not in {*taken, *judged.names}}
+        unread(left, RECORD | {answer.name if answer else ""}, "record")
         extra = {k: v for k, v in record.items() if k not in {*taken, *judged.names, *([task.name] if task else ())}}
-        tree = _tree(run, task, number, self._fields.answer_of(record, place)) if at is None else at.tree
+        tree = _tree(run, task, number, answer) if at is None else at.tree
         thread = Thread(run, tree, next(self._draws), at)
         origin = at
         for message in given:
@@ -242,10 +244,11 @@ def _redacted(value: dict[str, Any]) -> dict[str, Any]:
     return safe
 
 
-def _tree(run: Run, task: Found | None, number: int, answer: Any = None) -> str:
+def _tree(run: Run, task: Found | None, number: int, answer: Found | None) -> str:
     """The tree of a task, or one of its own, with the answer that the task's first record names."""
     tree = f"chat-{number:06d}" if task is None else str(task.value)
     if not run.has_tree(tree):
-        run.add_tree(tree, {**({} if task is None else {"id": tree}), **({} if answer is None else {"answer": plain(answer)})})
+        facts = {} if answer is None or answer.value is None else {"answer": plain(answer.value)}
+        run.add_tree(tree, facts if task is None else {"id": tree, **facts})
     root(run, tree)
     return tree
