@@ -260,7 +260,7 @@ def _judged(run: str, where: str, every: bool, question: JudgeQuestion, bar: Pro
 
     with Run.open(find_run(run), write=True) as opened:
         deciding = settled(opened, question.scorer)
-        bar.begin(counted(opened, deciding, question, where, every)[1])
+        bar.begin(counted(opened, deciding, question, where, every)[1], unit="questions at most")
         answers = judged_attempts(opened, deciding, question, where, every, bar.at)
         return together(answers) if every else answers[0]
 
