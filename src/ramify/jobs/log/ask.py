@@ -228,8 +228,8 @@ def _headline(best: Opinion | None, votes: int, of: int, opinions: Sequence[Opin
     if best is None:
         return f"No step is named: of {len(opinions)} answers {of} could be read, and none of them names one. {NOTE}."
     action = short(named_calls(best.action), 60)
-    reason = f" {best.reason.rstrip('.')}." if best.reason else ""
-    return f"{votes} of {of} answers name step {best.step}, `{action}`.{reason} {NOTE}."
+    reason = f": {best.reason.rstrip('.')}" if best.reason else ""
+    return f"{votes} of {of} answers name step {best.step}, `{action}`{reason}. {NOTE}."
 
 
 def _caveats(view: View, opinions: Sequence[Opinion]) -> Iterable[str]:
