@@ -99,17 +99,19 @@ def test_calls_and_results_among_the_parts(verb: Any, here: Path) -> None:
     record = chat("q", {"content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "I look."}, call]})
     record["messages"].append(told)
     gemini = chat(
-        {"parts": [{"text": "q"}]},
+        {"parts": [{"text": "q"}, {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}]},
         {"parts": [{"text": "hm", "thought": True}, {"functionCall": {"name": "look", "args": {"at": "sea"}}}]},
     )
     verb("import", write("log.jsonl", record, gemini), "--run", "run")
     with Run.open("run") as run:
         replies = [node.message for node in run.nodes("t") if node.role == "assistant"]
         (result,) = [node.message for node in run.nodes("t") if node.role == "tool"]
+        asked = [node for node in run.nodes("t") if "content" in node.data and node.role == "user"]
     assert [(m.text, m.reasoning, [c.name for c in m.calls]) for m in replies] == [
         ("I look.", "hm", ["look"]),
         ("", "hm", ["look"]),
     ]
+    assert [(node.text, "inlineData" in node.data["content"][1]) for node in asked] == [("q", True)]
     assert (result.text, result.data["tool_call_id"]) == ('{"sky":"blue"}', "c")
 
 
