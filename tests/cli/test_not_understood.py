@@ -115,6 +115,22 @@ def test_calls_and_results_among_the_parts(verb: Any, here: Path) -> None:
     assert (result.text, result.data["tool_call_id"]) == ('{"sky":"blue"}', "c")
 
 
+def test_an_object_of_conversations_by_name_is_the_conversations_it_holds(verb: Any, here: Path) -> None:
+    """As FireAct and others write their results: the question's id -> its reward and what was said."""
+    named = {key: {"reward": key == "q7", "traj": chat(key)["messages"]} for key in ("q7", "q8")}
+    for name, indent in (("line.json", None), ("lines.json", 1)):
+        Path(name).write_text(json.dumps(named, indent=indent))
+        assert verb("import", name, "--run", f"run-{name}").code == 0
+        with Run.open(f"run-{name}") as run:
+            assert [(info.name, [node.text for node in run.nodes(info.name)][1]) for info in run.trees()] == [
+                ("q7", "q7"),
+                ("q8", "q8"),
+            ]
+            assert sorted(attempt.reward for attempt in run.attempts()) == [0.0, 1.0]
+    Path("texts.json").write_text(json.dumps({key: {"reward": 1, "traj": "> look"} for key in ("q7", "q8")}))
+    assert "of no format known here" in verb.refused("import", "texts.json", "--run", "texts")
+
+
 def test_columns_of_json_text_are_the_conversations_they_hold(verb: Any, here: Path) -> None:
     rows = [
         {"task": "t", "messages": json.dumps(chat(question)["messages"]), "tools": "[]", "reward": reward}
