@@ -131,6 +131,17 @@ def test_an_object_of_conversations_by_name_is_the_conversations_it_holds(verb: 
     assert "of no format known here" in verb.refused("import", "texts.json", "--run", "texts")
 
 
+def test_a_list_of_lists_of_messages_is_a_list_of_conversations(verb: Any, here: Path) -> None:
+    Path("talks.json").write_text(json.dumps([chat(key)["messages"] for key in ("one", "two")], indent=1))
+    assert verb("import", "talks.json", "--run", "run").code == 0
+    with Run.open("run") as run:
+        assert [[node.text for node in run.nodes(info.name)] for info in run.trees()] == [["", "one", "a"], ["", "two", "a"]]
+    Path("calls.json").write_text(json.dumps([[{"name": "look", "arguments": {}}]]))
+    assert verb.refused("import", "calls.json", "--run", "calls").endswith(
+        "item 1 of the list is a list, and not one of messages: each has a 'role'"
+    )
+
+
 def test_columns_of_json_text_are_the_conversations_they_hold(verb: Any, here: Path) -> None:
     rows = [
         {"task": "t", "messages": json.dumps(chat(question)["messages"]), "tools": "[]", "reward": reward}

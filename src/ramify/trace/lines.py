@@ -114,7 +114,7 @@ def _listed(path: Path) -> Iterator[dict[str, Any]]:
     with _scanned(path) as scan:
         scan.next()
         scan.take()
-        for _, value in scan.items("item {} of the list", "the list"):
+        for _, value in scan.items("item {} of the list", "the list", talks=True):
             yield value
         scan.close("the list")
 
@@ -251,8 +251,9 @@ class _Scan:
         if not there:
             raise UserError(fault)
 
-    def items(self, called: str, inside: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(number, object) of the list whose bracket was taken, up to its end."""
+    def items(self, called: str, inside: str, talks: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(number, object) of the list whose bracket was taken, up to its end; with ``talks``, an item that is a list of messages
+        is the conversation of these."""
         self.number = 1
         while True:
             spot = f"{self.path}:{self.number}: {called.format(self.number)}"
@@ -268,7 +269,13 @@ class _Scan:
                 return
             if comma != (self.number > 1):
                 raise UserError(f"{spot} is not an object")
-            yield self.number, self.value(spot, "{")
+            if talks and mark == "[" and self.after() == "{":
+                messages = self.value(spot)
+                if not all(isinstance(message, dict) and "role" in message for message in messages):
+                    raise UserError(f"{spot} is a list, and not one of messages: each has a 'role'")
+                yield self.number, {"messages": messages}
+            else:
+                yield self.number, self.value(spot, "{")
             self.number += 1
 
     def close(self, what: str) -> None:
