@@ -99,18 +99,47 @@ def test_calls_and_results_among_the_parts(verb: Any, here: Path) -> None:
     record = chat("q", {"content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "I look."}, call]})
     record["messages"].append(told)
     gemini = chat(
-        {"parts": [{"text": "q"}]},
+        {"parts": [{"text": "q"}, {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}]},
         {"parts": [{"text": "hm", "thought": True}, {"functionCall": {"name": "look", "args": {"at": "sea"}}}]},
     )
     verb("import", write("log.jsonl", record, gemini), "--run", "run")
     with Run.open("run") as run:
         replies = [node.message for node in run.nodes("t") if node.role == "assistant"]
         (result,) = [node.message for node in run.nodes("t") if node.role == "tool"]
+        asked = [node for node in run.nodes("t") if "content" in node.data and node.role == "user"]
     assert [(m.text, m.reasoning, [c.name for c in m.calls]) for m in replies] == [
         ("I look.", "hm", ["look"]),
         ("", "hm", ["look"]),
     ]
+    assert [(node.text, "inlineData" in node.data["content"][1]) for node in asked] == [("q", True)]
     assert (result.text, result.data["tool_call_id"]) == ('{"sky":"blue"}', "c")
+
+
+def test_an_object_of_conversations_by_name_is_the_conversations_it_holds(verb: Any, here: Path) -> None:
+    """As FireAct and others write their results: the question's id -> its reward and what was said."""
+    named = {key: {"reward": key == "q7", "traj": chat(key)["messages"]} for key in ("q7", "q8")}
+    for name, indent in (("line.json", None), ("lines.json", 1)):
+        Path(name).write_text(json.dumps(named, indent=indent))
+        assert verb("import", name, "--run", f"run-{name}").code == 0
+        with Run.open(f"run-{name}") as run:
+            assert [(info.name, [node.text for node in run.nodes(info.name)][1]) for info in run.trees()] == [
+                ("q7", "q7"),
+                ("q8", "q8"),
+            ]
+            assert sorted(attempt.reward for attempt in run.attempts()) == [0.0, 1.0]
+    Path("texts.json").write_text(json.dumps({key: {"reward": 1, "traj": "> look"} for key in ("q7", "q8")}))
+    assert "of no format known here" in verb.refused("import", "texts.json", "--run", "texts")
+
+
+def test_a_list_of_lists_of_messages_is_a_list_of_conversations(verb: Any, here: Path) -> None:
+    Path("talks.json").write_text(json.dumps([chat(key)["messages"] for key in ("one", "two")], indent=1))
+    assert verb("import", "talks.json", "--run", "run").code == 0
+    with Run.open("run") as run:
+        assert [[node.text for node in run.nodes(info.name)] for info in run.trees()] == [["", "one", "a"], ["", "two", "a"]]
+    Path("calls.json").write_text(json.dumps([[{"name": "look", "arguments": {}}]]))
+    assert verb.refused("import", "calls.json", "--run", "calls").endswith(
+        "item 1 of the list is a list, and not one of messages: each has a 'role'"
+    )
 
 
 def test_columns_of_json_text_are_the_conversations_they_hold(verb: Any, here: Path) -> None:

@@ -10,7 +10,7 @@ from session_logs import PICTURE, ask_why, boundary, claude, line, paths, read, 
 
 from ramify.base.errors import UserError
 from ramify.trace.db import Run
-from ramify.trace.formats import writers
+from ramify.trace.formats import pick_reader, writers
 from ramify.trace.intake import IgnoredPart, take
 from ramify.trace.node import Annotation, Provenance
 from ramify.trace.notes import noting
@@ -197,6 +197,10 @@ def test_what_is_not_known_is_counted(tmp_path: Path) -> None:
         (line("c1", "b1", [{"type": "tool_use", "id": "t", "name": "x"}], "m3"), r":12: block 0: 'input' must be an object"),
         (line("u2", "b1", "x") | {"parentUuid": 3}, r":12: 'parentUuid' must be text"),
         (line("u2", "b1", "x") | {"message": None}, r":12: 'message' is not an object"),
+        (
+            line("u2", "b1", "x") | {"message": {"role": "user", "contents": [{"type": "text", "text": "Hi."}]}},
+            r":12: 'message' has neither 'content' nor .* 'contents', which is not known here",
+        ),
         ({"sessionId": "s1"}, r":12: 'type' must be text, and it is missing"),
     ],
 )
@@ -208,6 +212,17 @@ def test_what_is_broken_is_named(tmp_path: Path, bad: dict[str, Any], fault: str
     with noting(skip_bad=True) as notes, read(file, tmp_path / "skipped") as run:
         assert len(paths(run, FIX)) == 1
     assert len(notes.bad) == 1
+
+
+def test_lines_of_another_tool_in_the_same_frame_are_refused(tmp_path: Path) -> None:
+    """Qwen Code writes lines with uuid, parentUuid and sessionId too, whose messages are Gemini's."""
+    asked = line("u1", None, "") | {"message": {"role": "user", "parts": [{"text": FIX}]}}
+    reply = line("a1", "u1", "") | {"type": "assistant", "message": {"role": "model", "parts": [{"text": "Fixed."}]}}
+    file = write(tmp_path / "s.jsonl", asked, reply)
+    with pytest.raises(UserError, match="of no format known here"):
+        pick_reader(file)
+    with pytest.raises(UserError, match=r":1: 'message' has neither 'content' nor anything else that is read, but 'parts'"):
+        pick_reader(file, "claude-code").read(file, tmp_path / "run")
 
 
 def test_lines_that_are_their_own_parents(tmp_path: Path) -> None:

@@ -337,6 +337,10 @@ def test_responses_that_continue_one_another(tmp_path: Path) -> None:
         ({"items": [3]}, "FILE:1: item 0 is not an object"),
         ({"items": [{"type": "dance_call"}]}, "FILE:1: item 0 is of type 'dance_call', which is none of message, reasoning"),
         ({"items": [{"type": "item_reference", "id": "x"}]}, "item 0 refers to the item 'x', whose content is not in the file"),
+        (
+            {"items": [{"type": "reasoning", "id": "p1", "messageID": "m1", "text": "I look first."}]},
+            "item 0 has neither 'summary' nor 'content' nor 'encrypted_content', but 'messageID', 'text', which is not known",
+        ),
         ({"items": [ITEMS[6]]}, "FILE:1: item 0 is a result without a call: the call 'call_1' was not made before"),
         ({"items": [ITEMS[4], ITEMS[4]]}, "FILE:1: item 1: the id 'call_1' is that of an earlier call"),
         ({"items": [ITEMS[4] | {"arguments": {}}]}, "FILE:1: item 0: 'arguments' must be text"),

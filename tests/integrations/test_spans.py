@@ -140,6 +140,13 @@ def test_calls_of_a_trace_are_one_attempt(form: Any, tmp_path: Path) -> None:
     assert view.failure is None
 
 
+def test_a_span_without_a_parent_as_the_collector_writes_it(tmp_path: Path) -> None:
+    first, second = span("a", in_parts([ASKED], LOOKED)), span("b", in_parts([ASKED, LOOKED, TOLD], SAID), 5)
+    made = export({**first, "parentSpanId": ""}, {**second, "parentSpanId": ""})
+    (view,) = read(write(tmp_path / "spans.jsonl", made), "otlp")
+    assert talk(view) == TALK
+
+
 def test_results_that_share_a_message(tmp_path: Path) -> None:
     """The AI SDK writes the results of a step's calls into one message, and wraps its calls into a span that says the same."""
 

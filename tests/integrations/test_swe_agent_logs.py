@@ -84,7 +84,7 @@ def test_whose_fault_the_end_was(tmp_path: Path, status: str, truncated: bool, f
 
 
 @pytest.mark.parametrize("report", ["results.json", "report.json", "results/results.json", "logs/repo__repo-1/report.json"])
-def test_the_report_beside_the_files_is_their_outcome(tmp_path: Path, report: str) -> None:
+def test_the_report_beside_the_files_is_their_outcome(tmp_path: Path, report: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "all" / report
     file.parent.mkdir(parents=True)
     found = {"repo__repo-1": {"resolved": True}} if "logs" in report else {"resolved": ["repo__repo-1"], "no_generation": []}
@@ -93,6 +93,7 @@ def test_the_report_beside_the_files_is_their_outcome(tmp_path: Path, report: st
     for name in ("repo__repo-1", "repo__repo-2"):
         write(tmp_path / "all" / "trajs" / f"{name}.traj", {**example(SWE), "environment": name})
     assert main(["import", str(tmp_path / "all"), "--run", str(tmp_path / "run")]) == 0
+    assert "left out" not in capsys.readouterr().out
     with Run.open(tmp_path / "run") as run:
         assert {attempt.tree: attempt.outcome for attempt in run.attempts()} == {"repo__repo-1": True, "repo__repo-2": None}
     assert main(["why", str(tmp_path / "run")]) == 0

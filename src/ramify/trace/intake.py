@@ -39,7 +39,7 @@ from ramify.trace.node import (
     content_id,
 )
 from ramify.trace.notes import BadRecordError, noting, skipped, skipping
-from ramify.trace.outcomes import KIND, beside, has_reports, matching, reported
+from ramify.trace.outcomes import KIND, beside, has_reports, is_report, matching, reported
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".traj", ".eval", ".gz", ".har", ".db", ".sqlite")
 """Endings of the files that are read of a folder."""
@@ -267,7 +267,8 @@ def _read_several(
                             if not isinstance(error, NoRecordError) or not skipped(error):
                                 raise
                             continue
-                        taken.unknown.append(_named(file, root))
+                        if not is_report(file):
+                            taken.unknown.append(_named(file, root))
                         continue
                     except UserError as error:
                         if not skipped(error):

@@ -14,6 +14,7 @@ from ramify.base import codec
 from ramify.base.errors import UserError
 from ramify.base.files import reason
 from ramify.trace.notes import BadRecordError, skipped
+from ramify.trace.shapes import normal
 
 T = TypeVar("T")
 
@@ -66,7 +67,8 @@ def read_rows(path: Path, of: type[T]) -> Iterator[T]:
 
 
 def read_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number, object) of JSON lines, of one JSON list, or of the one JSON object that the file is. Memory is that of one object.
+    """(number, object) of JSON lines, of one JSON list, or of the one JSON object that the file is; of an object of conversations
+    by name, of each. Memory is that of one object.
 
     The number is the line, of a list the item's place in it. Raises UserError naming file and place, as :func:`read_lines` does.
     """
@@ -80,8 +82,16 @@ def read_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise UserError(f"{path} is one JSON object of more than {MAX_LINE} bytes: write its records one a line")
     document = read_document(path)
     for number, record in [(1, document)] if isinstance(document, dict) else read_lines(path):
-        inside = record.get(_WRAPPED, [])
+        inside = record.get(_WRAPPED) or _by_name(record)
         yield from enumerate(inside, 1) if _is_list(inside) else [(number, record)]
+
+
+def _by_name(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The conversations of an object that holds nothing but them by name, each with its name as ``id``; none of any other."""
+    if len(document) < 2 or not all(isinstance(value, dict) for value in document.values()):
+        return []
+    inside = [normal({"id": name, **value}) for name, value in document.items()]
+    return inside if all(isinstance(record.get("messages"), list) for record in inside) else []
 
 
 def _first_line(path: Path) -> int:
@@ -104,7 +114,7 @@ def _listed(path: Path) -> Iterator[dict[str, Any]]:
     with _scanned(path) as scan:
         scan.next()
         scan.take()
-        for _, value in scan.items("item {} of the list", "the list"):
+        for _, value in scan.items("item {} of the list", "the list", talks=True):
             yield value
         scan.close("the list")
 
@@ -241,8 +251,9 @@ class _Scan:
         if not there:
             raise UserError(fault)
 
-    def items(self, called: str, inside: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(number, object) of the list whose bracket was taken, up to its end."""
+    def items(self, called: str, inside: str, talks: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(number, object) of the list whose bracket was taken, up to its end; with ``talks``, an item that is a list of messages
+        is the conversation of these."""
         self.number = 1
         while True:
             spot = f"{self.path}:{self.number}: {called.format(self.number)}"
@@ -258,7 +269,13 @@ class _Scan:
                 return
             if comma != (self.number > 1):
                 raise UserError(f"{spot} is not an object")
-            yield self.number, self.value(spot, "{")
+            if talks and mark == "[" and self.after() == "{":
+                messages = self.value(spot)
+                if not all(isinstance(message, dict) and "role" in message for message in messages):
+                    raise UserError(f"{spot} is a list, and not one of messages: each has a 'role'")
+                yield self.number, {"messages": messages}
+            else:
+                yield self.number, self.value(spot, "{")
             self.number += 1
 
     def close(self, what: str) -> None:
@@ -302,8 +319,8 @@ def first_record(path: Path) -> tuple[int, dict[str, Any] | None]:
         number, value, _ = _start(path)
     except (OSError, ValueError, RecursionError):
         number, value = 1, _head(path)
-    if isinstance(value, dict) and _is_list(value.get(_WRAPPED)):
-        value = value[_WRAPPED][0]
+    if isinstance(value, dict) and _is_list(inside := value.get(_WRAPPED) or _by_name(value)):
+        value = inside[0]
     return number, value if isinstance(value, dict) else None
 
 

@@ -107,7 +107,7 @@ _TEXTS = ("text", "content", "value", "parts", "refusal", "input_text", "output_
 """Fields that hold the text of a part."""
 _TEXT_KINDS = (None, "text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
-_MEDIA = ("image", "audio", "video", "file", "document", "media", "blob")
+_MEDIA = ("image", "audio", "video", "file", "document", "media", "blob", "inlinedata", "inline_data")
 _CALL_KINDS = ("tool-call", "tool_call", "toolCall", "function_call", "functionCall", "tool_use")
 _RESULT_KINDS = ("tool-result", "tool_result", "toolResult", "functionResponse", "function_response", "function_call_output")
 

@@ -103,6 +103,11 @@ def reported(file: Path, root: Path, tasks: Collection[str]) -> dict[str, Judged
     return told
 
 
+def is_report(file: Path) -> bool:
+    """Whether a file is one that :func:`reported` takes outcomes from."""
+    return file.name in _RESULTS and file.stat().st_size <= MAX_LINE and bool(_of_report(file, file.stat().st_mtime_ns))
+
+
 @lru_cache(maxsize=8)
 def _of_report(file: Path, changed: int) -> Mapping[str, Judged]:
     """The outcomes in a file, where it has the form of a report: lists of ids, or ``resolved`` by id; else nothing."""

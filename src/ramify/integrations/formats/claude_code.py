@@ -27,7 +27,7 @@ from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader
 from ramify.trace.lines import at_place
 from ramify.trace.lines import field as field_of
-from ramify.trace.message import Message, as_text, plain
+from ramify.trace.message import FIELDS, Message, as_text, plain, refuse_unknown
 from ramify.trace.node import Insert, Provenance, Span
 from ramify.trace.notes import noting, unread
 
@@ -78,6 +78,9 @@ def _matches(path: Path, first: Mapping[str, Any] | None) -> bool:
         return False
     if kind in ("summary", "file-history-snapshot"):
         return "leafUuid" in first or "snapshot" in first
+    message = first.get("message")
+    if isinstance(message, Mapping) and "parts" in message and "content" not in message:  # Qwen Code's lines, in Gemini's form
+        return False
     if isinstance(first.get("sessionId"), str):
         return kind in (*_CHAINED, *_OTHERS)
     streamed = kind in (*_SAID, "result") or (kind == "system" and "subtype" in first)
@@ -171,6 +174,8 @@ class _Sessions:
     def _said(self, record: dict[str, Any], kind: str, session: str, side: str, parent: str | None, place: str) -> int | None:
         unread(record, _FIELDS, "line")
         message = object_of(record.get("message"), f"{place}: 'message'")
+        if message.get("content") is None:
+            refuse_unknown(message, {*FIELDS, "stop_sequence"}, f"{place}: 'message'", "'content' nor anything else that is read")
         content = _readable(message.get("content"), f"{place}: 'content' of 'message'")
         if record.get("isVisibleInTranscriptOnly") and not record.get("isCompactSummary"):
             self._leave_out("isVisibleInTranscriptOnly")

@@ -163,7 +163,7 @@ def _sdk_span(raw: Mapping[str, Any], place: str) -> Iterator[TracedSpan]:
 
 def _id(raw: Mapping[str, Any], names: tuple[str, ...], spot: str) -> str:
     value = next((raw[name] for name in names if raw.get(name) is not None), None)
-    if value is None and names[0] in ("parentSpanId", "parent_id"):
+    if value in (None, "") and names[0] in ("parentSpanId", "parent_id"):  # the collector writes "" for a span without one
         return ""
     if not isinstance(value, str) or not value:
         raise UserError(f"{spot}: '{names[0]}' must be text")

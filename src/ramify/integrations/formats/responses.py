@@ -232,6 +232,8 @@ class ItemTurn:
             said = {"message": "content", "reasoning": "summary"}.get(kind, "output")
             if item.get(said) is None and (kind == "message" or kind.endswith("_output")):
                 refuse_unknown(item, _ITEM_FIELDS, spot, f"'{said}' nor anything else that is read")
+            if kind == "reasoning" and all(item.get(name) is None for name in ("summary", "content", "encrypted_content")):
+                refuse_unknown(item, _ITEM_FIELDS, spot, "'summary' nor 'content' nor 'encrypted_content'")
         if kind == "compaction":
             yield from self.flush()
             yield read_message(item, spot)
