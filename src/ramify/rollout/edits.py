@@ -309,8 +309,8 @@ def _saying(message: Message, pairs: Sequence[tuple[str, str]]) -> Message:
 def _told(messages: Sequence[Message], about: Sequence[tuple[Message, int]], texts: Sequence[str | None]) -> tuple[Message, ...]:
     """The messages, in which each that says what one of ``about`` says, after as many such, says its text; None: is left out."""
     changed = dict[int, str | None]()
-    for (one, number), text in zip(about, texts, strict=True):
-        same = [i for i, message in enumerate(messages) if said(message) == said(one)]
+    for (known, number), text in zip(about, texts, strict=True):
+        same = [i for i, message in enumerate(messages) if said(message) == said(known)]
         changed |= dict.fromkeys(same[number : number + 1], text)
     told = ((message, changed.get(i, message.text)) for i, message in enumerate(messages))
     return tuple(replace(message, text=text) for message, text in told if text is not None)

@@ -208,7 +208,7 @@ def sent_as(messages: Sequence[Message], at: int) -> list[tuple[Message, int]]:
     if "shown" in chat_of(messages[at].data):
         return []
     before, chat = len(chat_shown(messages[:at])[0]), chat_shown(messages[: at + 1])[0]
-    return [(one, sum(said(one) == said(other) for other in chat[:i])) for i, one in enumerate(chat) if i >= before]
+    return [(chat[i], sum(said(chat[i]) == said(other) for other in chat[:i])) for i in range(before, len(chat))]
 
 
 def head_of(template: ChatTemplate, messages: Sequence[Message]) -> np.ndarray:
