@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.base.progress import Progress
 from ramify.cli.main import main
 from ramify.methods.forensics.case import CaseConfig, check_case, intervention, load_case, varied
 from ramify.methods.forensics.experiment import ArmDetail, TestResult
@@ -569,3 +571,17 @@ def test_an_agent_that_names_no_action_is_not_asked_a_thousand_times(tmp_path: P
         runs = case.play("baseline", {})
         assert [run.behavior for run in runs] == [None, None]
         assert [sum(one.role == "assistant" for one in case.messages_of(run)) for run in runs] == [replies, replies]
+
+
+def test_runs_that_wait_their_turn_are_not_begun(tmp_path: Path) -> None:
+    class Begun(Progress):
+        most = 0
+
+        def at(self, done: float, note: str = "", phase: str = "") -> None:
+            self.most = max(self.most, sum("CaseRuns.play" in repr(task) for task in asyncio.all_tasks()))
+
+    with Case(tmp_path / "case", load_case(folder(tmp_path)).model_copy(update={"concurrency": 4})) as case:
+        case.progress = begun = Begun()
+        runs = case.play("baseline", {}, 40)
+    assert len({run.leaf for run in runs}) == 40
+    assert 0 < begun.most <= 5, "an interrupt would wait until all of them are made and cancelled"

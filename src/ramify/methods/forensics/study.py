@@ -10,7 +10,7 @@ import asyncio
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
@@ -192,7 +192,6 @@ class CaseRuns:
         episodes, tasks = self.episodes(agent), [varied(task, self.config, changes) for task in self.task_set]
         self._check_cell(cell, name, tasks, episodes.agent)
         done = self.played(name)
-        gate = asyncio.Semaphore(self.config.concurrency)
         count = sum(f"{name}/{tasks[i % len(tasks)].id}#{i // len(tasks)}" in done for i in range(n))
         self.progress.begin(n, count, cell, "runs")
 
@@ -200,22 +199,28 @@ class CaseRuns:
             nonlocal count
             task = tasks[i % len(tasks)]
             tree, key = f"{name}/{task.id}", f"{name}/{task.id}#{i // len(tasks)}"
-            async with gate:
-                if key not in done:
-                    attempt = await episodes.attempt(tree, task, i // len(tasks))
-                    done[key] = await self.grade(cell, episodes, attempt)
-                    if done[key].failure is None:
-                        self.run.log("played", key, codec.to_json(done[key]))
-                    count += 1
-                    self.progress.at(count, f"{sum(run.behavior is True for run in done.values())} did it")
-                elif done[key].cut:
-                    verdicts.left_open(done[key].leaf)
+            if key not in done:
+                attempt = await episodes.attempt(tree, task, i // len(tasks))
+                done[key] = await self.grade(cell, episodes, attempt)
+                if done[key].failure is None:
+                    self.run.log("played", key, codec.to_json(done[key]))
+                count += 1
+                self.progress.at(count, f"{sum(run.behavior is True for run in done.values())} did it")
+            elif done[key].cut:
+                verdicts.left_open(done[key].leaf)
             return done[key]
+
+        async def in_turn(left: Iterator[int], played: dict[int, Played]) -> None:
+            for i in left:
+                played[i] = await one(i)
 
         async def everything() -> list[Played]:
             runs: list[Played] = []
             for some in (range(min(FIRST, n)), range(FIRST, n)):
-                runs += await asyncio.gather(*(one(i) for i in some))
+                left, played = iter(some), dict[int, Played]()
+                # as many coroutines as run at once, and not one a run: an interrupt does not wait for the others to be made
+                await asyncio.gather(*(in_turn(left, played) for _ in range(min(self.config.concurrency, len(some)))))
+                runs += [played[i] for i in some]
                 if len(runs) >= FIRST and all(run.behavior is None for run in runs):
                     raise RamifyError(self._invalid(cell, runs))
             return runs
