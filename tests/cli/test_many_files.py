@@ -46,6 +46,18 @@ def test_a_folder_of_trials_with_their_rewards_beside_them(verb: Any, here: Path
     assert rate(verb, "run") == (2, 3)
 
 
+def test_each_judge_is_named_with_the_attempts_that_it_judged(verb: Any, here: Path) -> None:
+    for name, reward in (("a__1", "1"), ("b__1", "0"), ("c__1", None)):
+        trial(name, name, reward)
+    assert "2 attempts judged by the reward beside the file\n" in verb("import", "trials", "--run", "run").out
+    ends = write("ends.jsonl", {"path": "c__1", "success": True}, {"path": "z__1", "success": True})
+    told = verb("import", "trials", "--run", "more", "--outcomes", str(ends)).out
+    assert "2 attempts judged by the reward beside the file\n" in told
+    assert "1 attempt judged by ends.jsonl; of no attempt: z__1" in told
+    asked = verb("import", "trials", "--run", "again", "--outcomes", str(ends), "--json").json
+    assert (asked["judged"], asked["judged_by"]) == (1, {"the reward beside the file": 2, "ends.jsonl": 1})
+
+
 def test_files_one_by_one_are_the_files_at_once(verb: Any, here: Path) -> None:
     parts = [
         [chat("q", "a", reward=1), chat("q", "b", reward=0)],
