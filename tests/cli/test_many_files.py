@@ -247,6 +247,8 @@ def test_compressed_and_encoded_files_are_read(
         (b'{"mesages": [{"who": 1}], "task": 1}', "('mesages' is a list of 1 object with 'who')"),
         (b'{"mesages": [], "task": 1}', "and it lacks 'messages', 'reward' of chats"),
         (b'[{"x": 1}, {"x": {"y": 1}}]', "which is of no format known here (one of 2): no format is near"),
+        (b'{"id": 1, "name": "x", "model": "m", "created_at": 3}', "which is of no format known here: no format is near"),
+        (b'{"timestamp": 1, "type": "x", "paylod": {}}', "the nearest formats are codex ('timestamp', 'type', 'payload')"),
         (gzip.compress(b'{"x": 1}', mtime=0), "log.jsonl:1: an object with the keys 'x'"),
     ],
 )
