@@ -46,6 +46,18 @@ def test_a_folder_of_trials_with_their_rewards_beside_them(verb: Any, here: Path
     assert rate(verb, "run") == (2, 3)
 
 
+def test_each_judge_is_named_with_the_attempts_that_it_judged(verb: Any, here: Path) -> None:
+    for name, reward in (("a__1", "1"), ("b__1", "0"), ("c__1", None)):
+        trial(name, name, reward)
+    assert "2 attempts judged by the reward beside the file\n" in verb("import", "trials", "--run", "run").out
+    ends = write("ends.jsonl", {"path": "c__1", "success": True}, {"path": "z__1", "success": True})
+    told = verb("import", "trials", "--run", "more", "--outcomes", str(ends)).out
+    assert "2 attempts judged by the reward beside the file\n" in told
+    assert "1 attempt judged by ends.jsonl; of no attempt: z__1" in told
+    asked = verb("import", "trials", "--run", "again", "--outcomes", str(ends), "--json").json
+    assert (asked["judged"], asked["judged_by"]) == (1, {"the reward beside the file": 2, "ends.jsonl": 1})
+
+
 def test_files_one_by_one_are_the_files_at_once(verb: Any, here: Path) -> None:
     parts = [
         [chat("q", "a", reward=1), chat("q", "b", reward=0)],
@@ -235,6 +247,8 @@ def test_compressed_and_encoded_files_are_read(
         (b'{"mesages": [{"who": 1}], "task": 1}', "('mesages' is a list of 1 object with 'who')"),
         (b'{"mesages": [], "task": 1}', "and it lacks 'messages', 'reward' of chats"),
         (b'[{"x": 1}, {"x": {"y": 1}}]', "which is of no format known here (one of 2): no format is near"),
+        (b'{"id": 1, "name": "x", "model": "m", "created_at": 3}', "which is of no format known here: no format is near"),
+        (b'{"timestamp": 1, "type": "x", "paylod": {}}', "the nearest formats are codex ('timestamp', 'type', 'payload')"),
         (gzip.compress(b'{"x": 1}', mtime=0), "log.jsonl:1: an object with the keys 'x'"),
     ],
 )

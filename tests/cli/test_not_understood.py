@@ -115,6 +115,29 @@ def test_calls_and_results_among_the_parts(verb: Any, here: Path) -> None:
     assert (result.text, result.data["tool_call_id"]) == ('{"sky":"blue"}', "c")
 
 
+def test_several_results_in_one_message_are_a_message_each(verb: Any, here: Path) -> None:
+    def results(*more: dict[str, Any]) -> list[dict[str, Any]]:
+        told = [{"functionResponse": {"id": key, "name": "look", "response": {"output": f"{key}!"}}} for key in ("a", "b")]
+        calls = [{"functionCall": {"id": key, "name": "look", "args": {}}} for key in ("a", "b")]
+        return [
+            {"role": "user", "parts": [{"text": "q"}]},
+            {"role": "model", "parts": calls},
+            {"role": "user", "parts": [*told, *more]},
+            {"role": "model", "parts": [{"text": "Done."}]},
+        ]
+
+    verb("import", write("gemini.jsonl", {"task": "t", "contents": results()}), "--run", "run")
+    call = {"request": {"messages": results()[:3]}, "response": {"choices": [{"message": {"content": "Done."}}]}}
+    verb("import", write("calls.jsonl", {"task": "t", **call}), "--run", "calls")
+    for folder in ("run", "calls"):
+        with Run.open(folder) as run:
+            nodes = run.nodes("t")
+            assert [(node.role, node.data.get("tool_call_id")) for node in nodes[3:5]] == [("tool", "a"), ("tool", "b")]
+            assert ([node.text for node in nodes[3:5]], nodes[-1].text) == (['{"output":"a!"}', '{"output":"b!"}'], "Done.")
+    beside = write("beside.jsonl", {"task": "t", "contents": results({"text": "x"})})
+    assert "message 2 holds a result of a tool beside other parts" in verb.refused("import", beside, "--run", "beside")
+
+
 def test_an_object_of_conversations_by_name_is_the_conversations_it_holds(verb: Any, here: Path) -> None:
     """As FireAct and others write their results: the question's id -> its reward and what was said."""
     named = {key: {"reward": key == "q7", "traj": chat(key)["messages"]} for key in ("q7", "q8")}

@@ -93,7 +93,9 @@ def test_the_report_beside_the_files_is_their_outcome(tmp_path: Path, report: st
     for name in ("repo__repo-1", "repo__repo-2"):
         write(tmp_path / "all" / "trajs" / f"{name}.traj", {**example(SWE), "environment": name})
     assert main(["import", str(tmp_path / "all"), "--run", str(tmp_path / "run")]) == 0
-    assert "left out" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "left out" not in told
+    assert "1 attempt judged by the report of SWE-bench beside the file" in told
     with Run.open(tmp_path / "run") as run:
         assert {attempt.tree: attempt.outcome for attempt in run.attempts()} == {"repo__repo-1": True, "repo__repo-2": None}
     assert main(["why", str(tmp_path / "run")]) == 0

@@ -97,6 +97,9 @@ class ImportedRun(Result):
     unknown: tuple[str, ...]
     """Files of no format that is known."""
     judged: int
+    """Attempts that ``--outcomes`` judged; without it, those that something beside their file did."""
+    judged_by: Mapping[str, int]
+    """What judged attempts -> how many."""
     unmatched: tuple[str, ...]
     """Outcomes of no attempt."""
     not_understood: tuple[UnreadField, ...]
@@ -116,9 +119,9 @@ class ImportedRun(Result):
         named = ", ".join(self.files) if len(self.files) < 4 else plural(len(self.files), "file")
         source = f", from {named} ({self.form or 'nothing new'})" if self.files else ""
         lines = [f"{self.run}: {plural(self.trees, 'tree')}, {plural(self.nodes, 'node')}, {by}{source}"]
-        if self.outcomes is not None or self.judged:
-            nobody = f"; of no attempt: {_some(self.unmatched)}" if self.unmatched else ""
-            lines.append(f"{plural(self.judged, 'attempt')} judged by {self.outcomes or 'the reward beside the file'}{nobody}")
+        for judge, judged in self.judged_by.items():
+            nobody = f"; of no attempt: {_some(self.unmatched)}" if self.unmatched and judge == self.outcomes else ""
+            lines.append(f"{plural(judged, 'attempt')} judged by {judge}{nobody}")
         lines += [f"held already, so nothing of it was added: {_some(self.already)}"] if self.already else []
         lines += [f"told by the trajectory.json beside it, and left out: {_some(self.told_already)}"] if self.told_already else []
         lines += [f"of no format known here, and left out: {_some(self.unknown)}"] if self.unknown else []
@@ -157,7 +160,8 @@ def _imported(folder: Path, taken: Taken, notes: Notes, files: tuple[str, ...], 
             already=tuple(taken.again),
             told_already=tuple(taken.told),
             unknown=tuple(taken.unknown),
-            judged=taken.given,
+            judged=taken.given if outcomes is not None else taken.beside.total(),
+            judged_by={**taken.beside, **({} if outcomes is None else {outcomes: taken.given})},
             unmatched=tuple(taken.unmatched),
             not_understood=notes.unread,
             bad=len(notes.bad),

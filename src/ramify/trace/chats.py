@@ -13,7 +13,7 @@ from ramify.trace.aliases import KNOWN, RECORD, Fields, Found
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, end_attempt, import_records, open_attempt, root
 from ramify.trace.lines import field, read_conversations
-from ramify.trace.message import Message, plain, read_message, refuse_unknown, unanswered
+from ramify.trace.message import Message, plain, read_message, read_messages, refuse_unknown, unanswered
 from ramify.trace.node import Node, Provenance
 from ramify.trace.notes import opened, unread
 
@@ -39,7 +39,8 @@ def read_chats(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
         if "messages" not in record and "request" in record and "response" in record:
             calls.add(run, record, place, number)
         else:
-            messages = [_read(value, f"{place}: message {at}") for at, value in enumerate(field(record, "messages", list, place))]
+            values = enumerate(field(record, "messages", list, place))
+            messages = [message for at, value in values for message in _read(value, f"{place}: message {at}")]
             hang_chat(run, record, place, number, messages, {"messages"}, fields)
 
     return import_records(path, folder, "chats", add, read_conversations(path, "messages"))
@@ -88,12 +89,12 @@ def form_of(first: Mapping[str, Any] | None) -> str | None:
     return None if part is None else part[0]
 
 
-def _read(value: Any, spot: str) -> Message:
-    """A message; refused where it holds content that only another reader understands."""
+def _read(value: Any, spot: str) -> list[Message]:
+    """A message, or one for each result that it holds; refused where it holds content that only another reader understands."""
     part = part_of(value)
     if part is not None:
         raise UserError(f"{spot} holds '{part[1]}', which is {_WHOSE[part[0]]}: import it with --from {part[0]}")
-    return read_message(value, spot)
+    return read_messages(value, spot)
 
 
 def hang_chat(
@@ -146,7 +147,7 @@ def read_exchange(
 ) -> tuple[list[Message], list[CallReply], dict[str, Any]]:
     """A call: what was given, each choice of its answer, and the answer's other fields. Raises UserError naming ``place``."""
     sent = field(request, "messages", list, f"{place}: 'request'")
-    given = [read_message(value, f"{place}: message {at} of the request") for at, value in enumerate(sent)]
+    given = [said for at, value in enumerate(sent) for said in read_messages(value, f"{place}: message {at} of the request")]
     replies = []
     if response.get("choices") is None and not response.get("error"):
         refuse_unknown(response, ENVELOPE, f"{place}: 'response'", "'choices' nor 'error'")

@@ -221,13 +221,25 @@ def _some(names: Sequence[str], most: int = 4) -> str:
     return ", ".join([*map(repr, names[:most]), *(["..."] if len(names) > most else [])])
 
 
+_COMMON = frozenset(
+    (
+        *("id", "uuid", "name", "type", "kind", "title", "description", "model", "version", "timestamp", "time", "date"),
+        *("created", "created_at", "updated_at", "usage", "cost", "duration", "metadata", "status", "error", "url", "user"),
+        *("user_id", "index", "source", "role", "text", "content"),
+    )
+)
+"""Keys that nearly every record has: they say nothing of its format."""
+
+
 def nearest_readers(first: Mapping[str, Any], known: Mapping[str, Reader]) -> list[NearFormat]:
-    """The formats whose example has keys most like those of a record; none where nothing is near."""
+    """The formats whose example has keys most like those of a record, common ones not alone; none where nothing is near."""
     ranked = []
+    telling = [key for key in map(str, first) if key not in _COMMON]
     for reader in known.values():
         keys = tuple(json.loads(reader.example.splitlines()[0])) if reader.example.startswith("{") else ()
-        near = sum(bool(difflib.get_close_matches(key, map(str, first), 1, 0.75)) for key in keys)
+        near = sum(bool(difflib.get_close_matches(key, telling, 1, 0.75)) for key in keys)
         if near:
+            near += sum(key in first and key in _COMMON for key in keys)
             lacks = tuple(key for key in keys if key not in first)
             ranked.append((-near / len(keys), NearFormat(reader.name, keys, lacks)))
     return [near for _, near in sorted(ranked, key=lambda one: (one[0], str(one[1])))[:2]]

@@ -64,6 +64,9 @@ class IgnoredPart:
     """What it is a part of, in the plural."""
 
 
+REWARD, REPORT = "the reward beside the file", "the report of SWE-bench beside the file"
+
+
 @dataclass
 class Taken:
     """What was read into a run."""
@@ -80,7 +83,9 @@ class Taken:
     ignored: dict[str, IgnoredPart] = field(default_factory=dict)
     """Fields that do not describe an attempt -> their number."""
     given: int = 0
-    """Attempts that got an outcome of another file."""
+    """Attempts that got an outcome of a file that the user named."""
+    beside: Counter[str] = field(default_factory=Counter)
+    """What lies beside a file -> attempts that got their outcome from it."""
     unmatched: list[str] = field(default_factory=list)
     """Names in that file that are of no attempt."""
 
@@ -341,7 +346,7 @@ def _remember(run: Run, key: str, file: Path, root: Path, taken: Taken, ends: Se
         outcome = judged or told.get(names.get(tree, ""))
         if outcome is not None and all(score.value is None for score in run.scores(node=end, scorer=IMPORTED)):
             end_attempt(run, run.node(end), outcome, next(iter(run.attempts(leaf=end)), None))
-            taken.given += 1
+            taken.beside[REWARD if judged is not None else REPORT] += 1
 
 
 def _held(source: Run, run: Run) -> bool:

@@ -131,10 +131,8 @@ def read_message(value: Any, spot: str) -> Message:
     role = _ROLES.get(role, role)
     if role not in ("system", "user", "assistant", "tool"):
         raise UserError(f"{spot} has the role '{role}', which is none of system, user, assistant, tool")
-    content, used = value.get("content"), "content"
-    if content is None or content in ("", []):
-        used = next((name for name in _SAID if value.get(name)), "content")
-        content = value.get(used)
+    used = _where_said(value)
+    content = value.get(used)
     calls = value.get("tool_calls")
     if calls is None and value.get("function_call") is not None:
         calls = [value["function_call"]]
@@ -153,6 +151,22 @@ def read_message(value: Any, spot: str) -> Message:
         refuse_unknown(value, FIELDS, spot, "'content' nor 'tool_calls'")
     unread(data, FIELDS, "message")
     return Message(data.pop("role", role), text, plain(data))
+
+
+def read_messages(value: Any, spot: str) -> list[Message]:
+    """:func:`read_message`; where a message holds nothing but results of several tools, a message for each of them."""
+    used = _where_said(value) if isinstance(value, Mapping) else ""
+    parts = value.get(used) if used else None
+    if not isinstance(parts, list) or len(parts) < 2 or not all(_kind(part) in _RESULT_KINDS for part in parts):
+        return [read_message(value, spot)]
+    return [read_message({**value, used: [part]}, f"{spot}: result {at}") for at, part in enumerate(parts)]
+
+
+def _where_said(value: Mapping[str, Any]) -> str:
+    """The field of a message that holds what it says."""
+    content = value.get("content")
+    empty = content is None or content in ("", [])
+    return next((name for name in _SAID if value.get(name)), "content") if empty else "content"
 
 
 def refuse_unknown(value: Mapping[str, Any], known: Collection[str], spot: str, wanted: str) -> None:

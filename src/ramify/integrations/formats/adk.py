@@ -16,7 +16,7 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader
 from ramify.trace.lines import field, read_items
-from ramify.trace.message import Message, plain, read_message
+from ramify.trace.message import Message, plain, read_messages
 from ramify.trace.notes import unread
 
 _EVENT = frozenset(
@@ -72,10 +72,8 @@ def _messages(event: Mapping[str, Any], spot: str, attempts: Attempts) -> Iterat
     unread(content, ("role", "parts"), "content")
     author = words(event.get("author"))
     role = content.get("role") or ("user" if author == "user" else "model")
-    told = [isinstance(part, Mapping) and _of(part, "function_response") is not None for part in parts]
     usage = {"usage": plain(used)} if (used := _of(event, "usage_metadata")) else {}
-    for some in [[part] for part in parts] if all(told) else [parts]:
-        message = read_message({"role": role, "parts": some, **({"name": author} if author != role else {})}, spot)
+    for message in read_messages({"role": role, "parts": parts, **({"name": author} if author != role else {})}, spot):
         yield Message(message.role, message.text, {**message.data, **usage})
 
 

@@ -68,7 +68,7 @@ def read_claude_code(path: Path, folder: Path) -> int:
     Raises UserError naming file, line and field: on a field of a wrong type, a block that cannot be read, lines that are their
     own parents. Nothing is left in ``folder`` then.
     """
-    session = _Sessions(path)
+    session = Sessions(path)
     return import_records(path, folder, MAKER, session.add, end=session.end)
 
 
@@ -78,8 +78,7 @@ def _matches(path: Path, first: Mapping[str, Any] | None) -> bool:
         return False
     if kind in ("summary", "file-history-snapshot"):
         return "leafUuid" in first or "snapshot" in first
-    message = first.get("message")
-    if isinstance(message, Mapping) and "parts" in message and "content" not in message:  # Qwen Code's lines, in Gemini's form
+    if is_qwen_code(first):
         return False
     if isinstance(first.get("sessionId"), str):
         return kind in (*_CHAINED, *_OTHERS)
@@ -87,8 +86,15 @@ def _matches(path: Path, first: Mapping[str, Any] | None) -> bool:
     return streamed and isinstance(first.get("session_id"), str)
 
 
+def is_qwen_code(line: Mapping[str, Any]) -> bool:
+    """Whether a line of this frame is of Qwen Code, whose messages are in Gemini's form."""
+    message = line.get("message")
+    parts = isinstance(message, Mapping) and "parts" in message and "content" not in message
+    return parts or "systemPayload" in line or line.get("type") == "tool_result"
+
+
 @dataclass(slots=True)
-class _Group:
+class Group:
     """Lines that are one message: a reply, or what was said to it at once."""
 
     role: str
@@ -112,18 +118,20 @@ class _Group:
     """The group with the results of its calls."""
     preserved: list[str] = field(default_factory=list)
     """Uuids of the lines that a compaction kept."""
+    history: tuple[Insert, ...] = ()
+    """What the model is shown from a compaction on, where its line holds that."""
     kept: list[int] = field(default_factory=list)
     """Groups that were said again after a compaction."""
     ending: Judged = NOTHING
     nodes: list[str] = field(default_factory=list)
 
 
-class _Sessions:
+class Sessions:
     """Gathers the lines of a file, and makes trees of them at its end. What is said is kept as JSON, of about the file's size."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.groups: list[_Group] = []
+    def __init__(self, path: Path, maker: str = MAKER) -> None:
+        self.path, self.maker = path, maker
+        self.groups: list[Group] = []
         self.places: dict[str, int | str | None] = {}
         """Uuid of a line -> its group; of a line that says nothing the uuid of the line before it."""
         self.replies: dict[tuple[str, str], int] = {}
@@ -243,7 +251,7 @@ class _Sessions:
         place: str,
     ) -> int:
         """The group of a line: that of its reply, that of the results of one reply, or a new one."""
-        new = _Group(kind, place, session, side, parent)
+        new = Group(kind, place, session, side, parent)
         if kind == "assistant":
             key = (side, str(message.get("id") or f"at {place}"))
             return self.replies.setdefault(key, self._open(new)) if key not in self.replies else self.replies[key]
@@ -260,7 +268,7 @@ class _Sessions:
         reply.results = self._open(new)
         return reply.results
 
-    def _open(self, group: _Group) -> int:
+    def _open(self, group: Group) -> int:
         self.groups.append(group)
         return len(self.groups) - 1
 
@@ -278,14 +286,14 @@ class _Sessions:
             meta = record.get("compactMetadata", record.get("compact_metadata"))
             before = record.get("logicalParentUuid")
             before = before if isinstance(before, str) and before in self.places else parent or self.last.get((session, side))
-            group = _Group("user", place, session, side, before, kind="boundary", preserved=_preserved(meta))
+            group = Group("user", place, session, side, before, kind="boundary", preserved=_preserved(meta))
             return self._open(group)
         if about.get("type") == "queued_command" and isinstance(about.get("prompt"), str):
-            group = _Group("user", place, session, side, parent)
+            group = Group("user", place, session, side, parent)
             group.content.append(json.dumps(about["prompt"]).encode("utf-8", "surrogatepass"))
             return self._open(group)
         if (text := _shown(about)) is not None:
-            group = _Group("user", place, session, side, parent, kind="shown")
+            group = Group("user", place, session, side, parent, kind="shown")
             group.content.append(json.dumps(text).encode("utf-8", "surrogatepass"))
             return self._open(group)
         if about.get("type") == "max_turns_reached":
@@ -307,7 +315,7 @@ class _Sessions:
             ending = _fault(f"{status}: {why}" if isinstance(status, int) and str(status) not in why else why)
         at = self._at(self.last.get((session, "")))
         if at is None:
-            at = self._open(_Group("user", place, session, "", None, content=[b'""']))
+            at = self._open(Group("user", place, session, "", None, content=[b'""']))
             self.places[f"at {place}"] = at
             self.last[session, ""] = f"at {place}"
         self.groups[at].ending = ending
@@ -378,7 +386,7 @@ class _Sessions:
                 path.end(group.ending)
                 caller = self.callers.get(self.agents.get(first.side) or self.prompts.get(prompt) or "") if first.side else None
                 if caller is not None:
-                    link_subagent(run, caller, path.node.id, MAKER)
+                    link_subagent(run, caller, path.node.id, self.maker)
             for number, child in reversed(list(enumerate(after))):
                 stack.append((child, path.branch(next(self.draws)) if number else path.branch(path.completion)))
 
@@ -405,10 +413,10 @@ class _Sessions:
         said = [text for text in texts if text.strip() and not text.lstrip().startswith(_HARNESS)]
         return said[0] if said else ""
 
-    def _hang(self, path: SessionPath, group: _Group, last: bool) -> None:
+    def _hang(self, path: SessionPath, group: Group, last: bool) -> None:
         messages = [*self._messages(path.run, group)]
         if group.kind in ("boundary", "summary"):
-            told = [Insert(message.text, role="user") for message in messages]
+            told = [*group.history, *(Insert(message.text, role="user") for message in messages)]
             kept = dict.fromkeys([*(self._at(uuid) for uuid in group.preserved), *group.kept])
             spans = [Span(node, 0, 1) for at in kept if at is not None for node in self.groups[at].nodes]
             before = path.shown() if group.kind == "summary" else ()
@@ -441,20 +449,20 @@ class _Sessions:
         if failed:
             self._fail(path, group, about)
 
-    def _fail(self, path: SessionPath, group: _Group, about: dict[str, Any]) -> None:
+    def _fail(self, path: SessionPath, group: Group, about: dict[str, Any]) -> None:
         if group.ending.failure is None:  # a limit that the model ran into
             path.hang(Message("user", ""), False, True, about, stop="truncated")
         else:
             path.fail(group.ending.failure, about)
 
-    def _sampled(self, run: Run, group: _Group) -> dict[str, Any]:
-        provenance = Provenance(str(group.about.get("model") or "unknown"), "", {"agent": MAKER}, 0)
+    def _sampled(self, run: Run, group: Group) -> dict[str, Any]:
+        provenance = Provenance(str(group.about.get("model") or "unknown"), "", {"agent": self.maker}, 0)
         run.add(provenance)
         stops = {"max_tokens": "length", "model_context_window_exceeded": "length"}
         stop = str(group.about.get("stop_reason") or "")
         return {"provenance": provenance.hash, "stop": stops.get(stop, "stop" if stop else "")}
 
-    def _messages(self, run: Run, group: _Group) -> Iterator[Message]:
+    def _messages(self, run: Run, group: Group) -> Iterator[Message]:
         """What a group says: a reply of several lines is read as one; of what was said to it each line is."""
         contents = [json.loads(content) for content in group.content]
         if group.role == "assistant":
@@ -465,7 +473,7 @@ class _Sessions:
             yield from read_turn(value, group.place, run.put_blob, LooseExchange())
 
 
-def _chain_unchained(groups: list[_Group], above: list[int | None]) -> None:
+def _chain_unchained(groups: list[Group], above: list[int | None]) -> None:
     """Lines none of which names the one before it follow each other as they stand: some tools write sessions without."""
     talks: dict[tuple[str, str], list[int]] = {}
     for at, group in enumerate(groups):

@@ -167,13 +167,13 @@ def _messages(message: Mapping[str, Any], spot: str) -> Iterator[Message]:
 
 def _result(call: Mapping[str, Any], spot: str) -> Message:
     parts = call["result"] if isinstance(call["result"], list) else [call["result"]]
-    told = [_told(part) if isinstance(part, Mapping) else part for part in parts]
+    told = [response_of(part) if isinstance(part, Mapping) else part for part in parts]
     message = read_message({"role": "tool", "content": told}, spot)
     status = {} if call.get("status") in (None, "success") else {"is_error": True, "status": plain(call["status"])}
     return Message("tool", message.text, {**message.data, "tool_call_id": call["id"], "name": call["name"], **status})
 
 
-def _told(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def response_of(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """A response of a function as a part of text; any other part as it is."""
     answer = part.get("functionResponse")
     if not isinstance(answer, Mapping):
