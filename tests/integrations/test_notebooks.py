@@ -59,6 +59,10 @@ began, calls = pathlib.Path("began"), []
 async def slow(messages, key):
     calls.append(key)
     if len(calls) == 30 and not began.exists():
+        before = 0
+        while before < len(calls):  # until the other attempts have ended, however slow they are
+            before = len(calls)
+            await asyncio.sleep(0.5)
         began.touch()
         await asyncio.sleep(600)
     return agent(messages, key)
