@@ -54,10 +54,14 @@ def chat_row(template: TagTemplate, messages: Iterable[tuple[str, str]]) -> Row:
     return Row(np.asarray(tokens, np.int32), np.asarray(mask, np.bool_))
 
 
-def chat_rows(demonstrations: Iterable[Iterable[tuple[str, str]]], vocab: int) -> tuple[HfTokenizer, list[Row]]:
-    """A tokenizer of ``demonstrations`` (what was seen, what was done), and a row of each,
-    in which what was done is trained on."""
-    dialogues = [[turn for seen, done in one for turn in (("user", seen), ("assistant", done))] for one in demonstrations]
+def turns(demonstration: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """A demonstration (what was seen, what was done) as a dialogue of (role, text)."""
+    return [turn for seen, done in demonstration for turn in (("user", seen), ("assistant", done))]
+
+
+def chat_rows(dialogues: Sequence[Sequence[tuple[str, str]]], vocab: int) -> tuple[HfTokenizer, list[Row]]:
+    """A tokenizer of ``dialogues``, each a list of (role, text), and a row of each, in which what the assistant says is trained
+    on."""
     tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), vocab)
     template = TagTemplate(tokenizer)
     return tokenizer, [chat_row(template, dialogue) for dialogue in dialogues]

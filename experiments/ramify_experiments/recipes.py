@@ -19,12 +19,11 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.builtin import chain, household, long_household
 from ramify.env.protocol import Task, close
 from ramify.integrations.environments.textworld import TextWorldEnvironment
-from ramify.model.chat import TagTemplate, train_tokenizer
 from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
 from ramify.rollout.components import find_environment
 from ramify.train.batch import Row
-from ramify_experiments.models import Course, Recipe, Report, chat_row, picked, silent, training, word_tokenizer
+from ramify_experiments.models import Course, Recipe, Report, chat_rows, picked, silent, training, turns, word_tokenizer
 
 
 class CrowdRecipe(Recipe):
@@ -48,9 +47,7 @@ class CrowdRecipe(Recipe):
 
     def imitated(self, dialogues: Sequence[Sequence[tuple[str, str]]], report: Report) -> tuple[TinyLM, HfTokenizer]:
         """A tokenizer of ``dialogues``, each a list of (role, text), and a model that imitates what the assistant says there."""
-        tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), self.vocab)
-        template = TagTemplate(tokenizer)
-        rows = [chat_row(template, dialogue) for dialogue in dialogues]
+        tokenizer, rows = chat_rows(dialogues, self.vocab)
         end = (tokenizer.token_id("<|end|>"),)
         shape = TinyConfig(
             tokenizer.size, self.width, self.layers, self.width // 32, 1, 32, 3 * self.width, context=self.context, eos=end
@@ -83,8 +80,7 @@ class HouseholdRecipe(CrowdRecipe):
         shown = []
         for i, task in enumerate(environment.task_set("demo", self.demonstrations, self.seed)):
             rng = generator(self.seed, "demo", i)
-            steps = household.demonstrate(task, self.noise(rng), rng, environment=environment)
-            shown.append([turn for seen, done in steps for turn in (("user", seen), ("assistant", done))])
+            shown.append(turns(household.demonstrate(task, self.noise(rng), rng, environment=environment)))
         return self.imitated(shown, report)
 
 

@@ -38,7 +38,7 @@ from ramify.train.loop import with_reference
 from ramify_experiments.implicit_advantage.mdp import Layered, ascend, evaluate, luck, optimum, walk
 from ramify_experiments.lab import Checks, ResultCache, columns, sized
 from ramify_experiments.lockstep import Episode, play
-from ramify_experiments.models import Course, Recipe, Report, chat_rows, silent, training
+from ramify_experiments.models import Course, Recipe, Report, chat_rows, silent, training, turns
 
 ATTEMPTS = 8
 ARMS = {"N0": 0, "N5": 5}
@@ -127,7 +127,7 @@ class ReferenceRecipe(Recipe):
         """Imitate the demonstrations."""
         tasks, seed = ENVIRONMENT.task_set("demo", self.demonstrations, self.seed), self.seed
         shown = (desk.demonstrate(task, i, generator(seed, "demo", i), LOOK, SLIP, self.fillers) for i, task in enumerate(tasks))
-        tokenizer, rows = chat_rows(shown, 400)
+        tokenizer, rows = chat_rows([*map(turns, shown)], 400)
         return self.imitate(untrained(tokenizer, self.seed), rows, report), tokenizer
 
 
