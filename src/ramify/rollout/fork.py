@@ -528,9 +528,10 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
         insert = None if node.role == "assistant" else episodes.record.replaced(node, value)
         messages = as_messages(episodes.prompts.shown(node, len(node)))
         return _Plan(node, insert, diff=diff(messages, [*messages[:-1], Message(node.role, value)]))
-    if kind in SENT or (kind in SHOWN and _stands_in_requests(episodes, node, offset, edit)):
-        return _sending(episodes, node, offset, edit)
-    if kind in SHOWN:
+    if kind in (*SENT, *SHOWN):
+        position = episodes.prompts.at(node, offset if node.role == "assistant" else None)
+        if kind in SENT or _stands_in_requests(episodes, position, edit):
+            return _sending(episodes, node, offset, position, edit)
         rewrite, parts = rewriting(edit, episodes.agent.template), episodes.prompts.shown(node, offset)
         return _Plan(node, change=Change(rewrite=rewrite), diff=diff(as_messages(parts), as_messages(rewrite(parts))))
     if node.role != "assistant":
@@ -562,41 +563,35 @@ def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, 
     return _Plan(node, added, diff=diff(messages, [*messages, Message(value["role"], value["text"])]))
 
 
-def _at(episodes: Episodes, node: Node, offset: int) -> Position:
-    return episodes.prompts.at(node, offset if node.role == "assistant" else None)
+def _sent(episodes: Episodes, position: Position) -> Prefix:
+    return episodes.prompts.prompt(position, tools_of(episodes.environment)).prefix
 
 
-def _sent(episodes: Episodes, node: Node, offset: int) -> Prefix:
-    return episodes.prompts.prompt(_at(episodes, node, offset), tools_of(episodes.environment)).prefix
-
-
-def _stands_in_requests(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any]) -> bool:
+def _stands_in_requests(episodes: Episodes, position: Position, edit: Mapping[str, Any]) -> bool:
     """Whether the message of a ``rule`` or ``history`` edit is one of those that an agent's program sends, perhaps anew at a
     later turn."""
-    if not any(chat_of(one.data) for one in _at(episodes, node, offset).messages):
+    if not any(chat_of(one.data) for one in position.messages):
         return False
     if "history" in edit:
-        return bool(_said(episodes, node, offset, edit))
-    return any(message.role == "system" for message in _sent(episodes, node, offset).messages)
+        return bool(_said(position, edit))
+    return any(message.role == "system" for message in _sent(episodes, position).messages)
 
 
-def _said(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any]) -> list[tuple[Message, int]]:
+def _said(position: Position, edit: Mapping[str, Any]) -> list[tuple[Message, int]]:
     """Which of the messages that are sent a ``history`` edit changes. Raises UserError where the prompt has them not."""
     if "history" not in edit:
         return []
-    messages = _at(episodes, node, offset).messages
-    check_history(edit["history"], messages)
-    return sent_as(messages, edit["history"]["message"])
+    check_history(edit["history"], position.messages)
+    return sent_as(position.messages, edit["history"]["message"])
 
 
-def _sending(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any]) -> _Plan:
+def _sending(episodes: Episodes, node: Node, offset: int, position: Position, edit: Mapping[str, Any]) -> _Plan:
     """An edit of what is sent, now and later. Raises UserError where it changes nothing there."""
     ((kind, value),) = edit.items()
     nothing = UserError(f"edit '{kind}' changes nothing of what the agent is shown at node {node.id[:12]}: {short(value, 120)}")
     template = episodes.agent.template
-    if episodes.prompts.sends(_at(episodes, node, offset)):
-        about, before = _said(episodes, node, offset, edit), _sent(episodes, node, offset)
-        change = sending(edit, about)
+    if episodes.prompts.sends(position):
+        before, change = _sent(episodes, position), sending(edit, _said(position, edit))
         after = change(before)
         same = (after.messages, after.tools, after.asked) == (before.messages, before.tools, before.asked)
         if same and not (kind == "tool" and not (before.tools or before.asked.get("tools"))):
